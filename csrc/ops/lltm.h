@@ -1,0 +1,55 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <tuple>
+
+// The operators as C++ functions. Each call goes through the dispatcher, so
+// autograd, autocast, tracing and the function transforms apply, on any device.
+//
+// Shapes: input [batch, input_features], weights [3 * state_size, state_size +
+// input_features] (columns [0, state_size) multiply old_h, the rest multiply
+// input), bias [3 * state_size], old_h and old_cell [batch, state_size]. The
+// rows of weights and bias are chunked into input gate, output gate, candidate.
+// All arguments share one device and one dtype out of float64, float32,
+// bfloat16 and float16, with any strides. Violations raise c10::Error.
+namespace lltm {
+
+// Gradients of the cell, in this order: input, weights, bias, old_h, old_cell.
+using OutputMask = std::array<bool, 5>;
+using ForwardResult = std::tuple<at::Tensor, at::Tensor>;
+using ForwardWithGatesResult = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+using BackwardResult =
+    std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+
+// Returns (new_h, new_cell), each [batch, state_size].
+ForwardResult forward(
+    const at::Tensor& input,
+    const at::Tensor& weights,
+    const at::Tensor& bias,
+    const at::Tensor& old_h,
+    const at::Tensor& old_cell);
+
+// Internal, called by autograd: forward, and the activated gates
+// [batch, 3 * state_size] that backward needs.
+ForwardWithGatesResult _forward_with_gates(
+    const at::Tensor& input,
+    const at::Tensor& weights,
+    const at::Tensor& bias,
+    const at::Tensor& old_h,
+    const at::Tensor& old_cell);
+
+// Returns (d_input, d_weights, d_bias, d_old_h, d_old_cell); where output_mask
+// is false the gradient is not computed and an undefined tensor stands.
+BackwardResult backward(
+    const at::Tensor& grad_h,
+    const at::Tensor& grad_cell,
+    const at::Tensor& new_cell,
+    const at::Tensor& gates,
+    const at::Tensor& input,
+    const at::Tensor& weights,
+    const at::Tensor& old_h,
+    OutputMask output_mask = {true, true, true, true, true});
+
+} // namespace lltm

@@ -1,0 +1,92 @@
+#include "ops/lltm_composite.h"
+
+#include "ops/lltm_checks.h"
+#include "ops/lltm_linear.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/elu.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/tanh.h>
+#include <ATen/ops/where.h>
+#include <torch/library.h>
+
+namespace lltm {
+
+namespace composite {
+
+at::Tensor gates(
+    const at::Tensor& input,
+    const at::Tensor& weights,
+    const at::Tensor& bias,
+    const at::Tensor& old_h) {
+  const auto chunks =
+      at::linear(at::cat({old_h, input}, 1), weights, bias).chunk(3, 1);
+  return at::cat(
+      {at::sigmoid(chunks[0]), at::sigmoid(chunks[1]), at::elu(chunks[2])}, 1);
+}
+
+ForwardWithGatesResult forward_with_gates(
+    const at::Tensor& input,
+    const at::Tensor& weights,
+    const at::Tensor& bias,
+    const at::Tensor& old_h,
+    const at::Tensor& old_cell) {
+  check_forward(input, weights, bias, old_h, old_cell);
+  auto activated = gates(input, weights, bias, old_h);
+  const auto chunks = activated.chunk(3, 1);
+  // contiguous(): elementwise results take over the strides of the arguments.
+  auto new_cell = (old_cell + chunks[2] * chunks[0]).contiguous();
+  auto new_h = (at::tanh(new_cell) * chunks[1]).contiguous();
+  return {std::move(new_h), std::move(new_cell), std::move(activated)};
+}
+
+ForwardResult forward(
+    const at::Tensor& input,
+    const at::Tensor& weights,
+    const at::Tensor& bias,
+    const at::Tensor& old_h,
+    const at::Tensor& old_cell) {
+  auto [new_h, new_cell, activated] =
+      forward_with_gates(input, weights, bias, old_h, old_cell);
+  return {std::move(new_h), std::move(new_cell)};
+}
+
+BackwardResult backward(
+    const at::Tensor& grad_h,
+    const at::Tensor& grad_cell,
+    const at::Tensor& new_cell,
+    const at::Tensor& gates,
+    const at::Tensor& input,
+    const at::Tensor& weights,
+    const at::Tensor& old_h,
+    OutputMask output_mask) {
+  check_backward(grad_h, grad_cell, new_cell, gates, input, weights, old_h);
+  const auto chunks = gates.chunk(3, 1);
+  const auto& input_gate = chunks[0];
+  const auto& output_gate = chunks[1];
+  const auto& candidate = chunks[2];
+  const auto t = at::tanh(new_cell);
+  const auto d_cell =
+      (grad_cell + grad_h * output_gate * (1 - t * t)).contiguous();
+  const auto d_gates = at::cat(
+      {d_cell * candidate * input_gate * (1 - input_gate),
+       grad_h * t * output_gate * (1 - output_gate),
+       d_cell * input_gate *
+           at::where(candidate > 0, 1, candidate + 1)},
+      1);
+  return linear_gates_backward(
+      d_gates, d_cell, input, weights, old_h, output_mask);
+}
+
+} // namespace composite
+
+// Any device without kernels in a folder of its own.
+TORCH_LIBRARY_IMPL(lltm, CompositeExplicitAutograd, m) {
+  m.impl("forward", TORCH_FN(composite::forward));
+  m.impl("_forward_with_gates", TORCH_FN(composite::forward_with_gates));
+  m.impl("backward", TORCH_FN(composite::backward));
+}
+
+} // namespace lltm

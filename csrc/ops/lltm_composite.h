@@ -1,0 +1,41 @@
+#pragma once
+
+#include "ops/lltm.h"
+
+// The cell in plain, differentiable ATen: the kernels of every device that has
+// none of its own, and what autograd and vmap fall back to where the fused
+// kernels have no derivative or batching rule. Each checks its arguments.
+namespace lltm::composite {
+
+// The activated gates [batch, 3 * state_size].
+at::Tensor gates(
+    const at::Tensor& input,
+    const at::Tensor& weights,
+    const at::Tensor& bias,
+    const at::Tensor& old_h);
+
+ForwardResult forward(
+    const at::Tensor& input,
+    const at::Tensor& weights,
+    const at::Tensor& bias,
+    const at::Tensor& old_h,
+    const at::Tensor& old_cell);
+
+ForwardWithGatesResult forward_with_gates(
+    const at::Tensor& input,
+    const at::Tensor& weights,
+    const at::Tensor& bias,
+    const at::Tensor& old_h,
+    const at::Tensor& old_cell);
+
+BackwardResult backward(
+    const at::Tensor& grad_h,
+    const at::Tensor& grad_cell,
+    const at::Tensor& new_cell,
+    const at::Tensor& gates,
+    const at::Tensor& input,
+    const at::Tensor& weights,
+    const at::Tensor& old_h,
+    OutputMask output_mask);
+
+} // namespace lltm::composite

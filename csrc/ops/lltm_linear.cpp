@@ -1,0 +1,60 @@
+#include "ops/lltm_linear.h"
+
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/cat.h>
+
+namespace lltm {
+
+namespace {
+
+at::Tensor columns_for_h(const at::Tensor& weights, const at::Tensor& old_h) {
+  return weights.narrow_symint(1, 0, old_h.sym_size(1));
+}
+
+at::Tensor columns_for_input(
+    const at::Tensor& weights,
+    const at::Tensor& input,
+    const at::Tensor& old_h) {
+  return weights.narrow_symint(1, old_h.sym_size(1), input.sym_size(1));
+}
+
+} // namespace
+
+at::Tensor linear_gates(
+    const at::Tensor& input,
+    const at::Tensor& weights,
+    const at::Tensor& bias,
+    const at::Tensor& old_h) {
+  auto gates = at::addmm(bias, old_h, columns_for_h(weights, old_h).t());
+  return gates.addmm_(input, columns_for_input(weights, input, old_h).t());
+}
+
+BackwardResult linear_gates_backward(
+    const at::Tensor& d_gates,
+    const at::Tensor& d_old_cell,
+    const at::Tensor& input,
+    const at::Tensor& weights,
+    const at::Tensor& old_h,
+    OutputMask output_mask) {
+  at::Tensor d_input, d_weights, d_bias, d_old_h;
+  if (output_mask[0]) {
+    d_input = d_gates.mm(columns_for_input(weights, input, old_h));
+  }
+  if (output_mask[1]) {
+    d_weights = d_gates.t().mm(at::cat({old_h, input}, 1));
+  }
+  if (output_mask[2]) {
+    d_bias = d_gates.sum(0);
+  }
+  if (output_mask[3]) {
+    d_old_h = d_gates.mm(columns_for_h(weights, old_h));
+  }
+  return {
+      d_input,
+      d_weights,
+      d_bias,
+      d_old_h,
+      output_mask[4] ? d_old_cell : at::Tensor()};
+}
+
+} // namespace lltm

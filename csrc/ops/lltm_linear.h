@@ -1,0 +1,33 @@
+#pragma once
+
+#include "ops/lltm.h"
+
+// The linear part of the cell through ATen's GEMMs, for every device whose
+// kernels have none of their own: [old_h, input] @ weights.T + bias.
+namespace lltm {
+
+// The pre-activations [batch, 3 * state_size], in a fresh contiguous tensor.
+// Two GEMMs into one buffer: [old_h, input] is never materialised.
+at::Tensor linear_gates(
+    const at::Tensor& input,
+    const at::Tensor& weights,
+    const at::Tensor& bias,
+    const at::Tensor& old_h);
+
+// Whether linear_gates_backward will need d_gates.
+inline bool needs_d_gates(OutputMask output_mask) {
+  return output_mask[0] || output_mask[1] || output_mask[2] || output_mask[3];
+}
+
+// What follows from d_gates, the gradient of the pre-activations: the GEMMs
+// that output_mask asks for. No result aliases another. d_old_cell
+// passes through. Made of functional, differentiable operators.
+BackwardResult linear_gates_backward(
+    const at::Tensor& d_gates,
+    const at::Tensor& d_old_cell,
+    const at::Tensor& input,
+    const at::Tensor& weights,
+    const at::Tensor& old_h,
+    OutputMask output_mask);
+
+} // namespace lltm

@@ -1,0 +1,132 @@
+"""What is compiled, and how: the one place where sources and flags stand.
+
+``setup.py`` runs this file by its path, because importing the package would load
+the library that is being built; :func:`load_just_in_time` uses it from within.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import cpp_extension
+
+# Without a GPU to ask, and for wheels: Ampere, Hopper, and PTX for what follows.
+DEFAULT_CUDA_ARCHITECTURES = "8.0;9.0+PTX"
+
+ROOT = Path(__file__).resolve().parent.parent
+CSRC = ROOT / "csrc"
+
+
+def library_name() -> str:
+    """Name of the compiled library for the running torch, as ``_C_torch213``.
+
+    A library works only with the minor version of torch that it was built for, so the
+    name says which, and builds for several can lie side by side.
+    """
+    major, minor = torch.__version__.split(".")[:2]
+    return f"_C_torch{major}{minor}"
+
+
+def _flag(name: str) -> bool:
+    return os.environ.get(name, "0").lower() in ("1", "on", "yes", "true")
+
+
+def builds_cuda() -> bool:
+    """Whether the CUDA kernels are part of the build.
+
+    They are if torch has CUDA and a CUDA toolkit is found (``CUDA_HOME``); no GPU is
+    needed. ``FORCE_CUDA=1`` and ``FORCE_CPU=1`` override.
+
+    Raises:
+        RuntimeError: if ``FORCE_CUDA=1`` asks for what cannot be built.
+    """
+    if _flag("FORCE_CPU"):
+        return False
+    lacking = None
+    if torch.version.cuda is None:
+        lacking = f"torch {torch.__version__} was built without CUDA"
+    elif cpp_extension.CUDA_HOME is None:
+        lacking = "no CUDA toolkit was found: set CUDA_HOME"
+    if lacking and _flag("FORCE_CUDA"):
+        raise RuntimeError(f"lltm_ops: FORCE_CUDA=1, but {lacking}")
+    return lacking is None
+
+
+def sources(cuda: bool) -> list[str]:
+    """All source files, relative to the root.
+
+    No two may share a base name: just in time, objects are named after it alone.
+    """
+    patterns = ["ops/*.cpp", "cpu/*.cpp"] + (["cuda/*.cu"] if cuda else [])
+    found = [path for pattern in patterns for path in sorted(CSRC.glob(pattern))]
+    return [str(path.relative_to(ROOT)) for path in found]
+
+
+def compile_args(cuda: bool) -> dict[str, list[str]]:
+    """Compiler flags for C++ (``cxx``) and CUDA (``nvcc``).
+
+    ``-fopenmp`` at compile time only: at::parallel_for is a header template and runs on
+    one thread without it, and the runtime has to be the one that libtorch carries.
+    """
+    optimise = ["-O0", "-g"] if _flag("DEBUG") else ["-O3", "-g0"]
+    cxx = [
+        *optimise,
+        "-Wall",
+        "-fopenmp",
+        # gcc vectorises the gate mathematics only with these two.
+        "-fno-math-errno",
+        "-fno-trapping-math",
+    ]
+    if cuda:
+        os.environ.setdefault("TORCH_CUDA_ARCH_LIST", DEFAULT_CUDA_ARCHITECTURES)
+        architectures = os.environ["TORCH_CUDA_ARCH_LIST"]
+        cxx.append(f'-DLLTM_CUDA_ARCHITECTURES="{architectures}"')
+        cxx.append(f'-DLLTM_CUDA_VERSION="{torch.version.cuda}"')
+    return {"cxx": cxx, "nvcc": ["-O3", "--expt-relaxed-constexpr"]}
+
+
+def extension() -> Any:
+    """The setuptools extension, and a line of print that says what it will be."""
+    cuda = builds_cuda()
+    args = compile_args(cuda)
+    kind = f"CUDA {torch.version.cuda} for {os.environ['TORCH_CUDA_ARCH_LIST']}" if cuda else "CPU"
+    print(f"lltm_ops: building {library_name()} against torch {torch.__version__}, {kind}")
+    extension_class = cpp_extension.CUDAExtension if cuda else cpp_extension.CppExtension
+    return extension_class(
+        f"lltm_ops.{library_name()}",
+        sources(cuda),
+        include_dirs=[str(CSRC)],
+        extra_compile_args=args,
+        py_limited_api=True,
+    )
+
+
+def load_just_in_time(verbose: bool = False) -> None:
+    """Compiles the sources of this checkout into torch's extension cache and loads them.
+
+    ``LLTM_OPS_JIT=1`` makes ``import lltm_ops`` do this instead of loading an installed
+    library. The first call takes as long as a build, later ones are quick.
+
+    Args:
+        verbose: print ninja's output.
+
+    Raises:
+        ImportError: if there is no checkout around this file.
+    """
+    if not CSRC.is_dir():
+        raise ImportError(f"lltm_ops: no C++ sources at {CSRC} to build just in time")
+    cuda = builds_cuda()
+    args = compile_args(cuda)
+    cpp_extension.load(
+        f"lltm_ops{library_name()}",
+        [str(ROOT / source) for source in sources(cuda)],
+        extra_cflags=args["cxx"],
+        extra_cuda_cflags=args["nvcc"],
+        extra_include_paths=[str(CSRC)],
+        with_cuda=cuda,
+        is_python_module=False,
+        verbose=verbose,
+    )

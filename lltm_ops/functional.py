@@ -1,0 +1,94 @@
+"""The operators as typed functions, and the same mathematics in plain PyTorch."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def forward(
+    input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor
+) -> tuple[Tensor, Tensor]:
+    r"""One step of the LLTM cell: an LSTM without forget gate, with an ELU candidate.
+
+    .. math::
+        i, o, g &= \sigma(a_0), \sigma(a_1), \mathrm{elu}(a_2), \quad
+        a = [h, x] W^T + b \text{ in three chunks} \\
+        c' &= c + g i \\
+        h' &= \tanh(c') o
+
+    Differentiable any number of times; works under ``torch.compile``, ``torch.func``, forward-mode
+    AD, autocast (all arguments are cast to the autocast dtype) and in ``torch.jit.script``.
+
+    Args:
+        input: ``[batch, input_features]``. Batch and input_features may be 0.
+        weights: ``[3 * state_size, state_size + input_features]``. Rows: input gate, output gate,
+            candidate. The first ``state_size`` columns multiply ``old_h``, the rest ``input``.
+        bias: ``[3 * state_size]``.
+        old_h: hidden state, ``[batch, state_size]``.
+        old_cell: cell state, ``[batch, state_size]``.
+
+    All on one device and of one dtype (float64, float32, bfloat16 or float16), with any strides.
+    Low precision accumulates in float32.
+
+    Returns:
+        ``(new_h, new_cell)``, each ``[batch, state_size]`` and contiguous.
+
+    Raises:
+        RuntimeError: if an argument is undefined, sparse, or of the wrong device, dtype or shape.
+
+    Source: ``csrc/ops/lltm.cpp`` (schema), ``csrc/cpu/lltm_kernel.cpp``,
+    ``csrc/cuda/lltm_kernel.cu``. The same as ``torch.ops.lltm.forward``.
+    """
+    return torch.ops.lltm.forward(input, weights, bias, old_h, old_cell)  # type: ignore[no-any-return]
+
+
+def backward(
+    grad_h: Tensor,
+    grad_cell: Tensor,
+    new_cell: Tensor,
+    gates: Tensor,
+    input: Tensor,
+    weights: Tensor,
+    old_h: Tensor,
+    output_mask: tuple[bool, bool, bool, bool, bool] = (True, True, True, True, True),
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of one step. Autograd calls this; call it to write a loop of your own.
+
+    Args:
+        grad_h: gradient of ``new_h``, ``[batch, state_size]``.
+        grad_cell: gradient of ``new_cell``, ``[batch, state_size]``.
+        new_cell: as :func:`forward` returned it, ``[batch, state_size]``.
+        gates: the activated gates ``[batch, 3 * state_size]``, the third output of
+            ``torch.ops.lltm._forward_with_gates``.
+        input, weights, old_h: as given to :func:`forward`.
+        output_mask: which of the five gradients to compute.
+
+    Returns:
+        ``(d_input, d_weights, d_bias, d_old_h, d_old_cell)``, each of the shape of its argument and
+        contiguous, ``None`` where ``output_mask`` is false.
+
+    Raises:
+        RuntimeError: if an argument is undefined, sparse, or of the wrong device, dtype or shape.
+
+    Source: ``csrc/ops/gate_math.h`` (derivatives), and the files of :func:`forward`. The same as
+    ``torch.ops.lltm.backward``.
+    """
+    return torch.ops.lltm.backward(  # type: ignore[no-any-return]
+        grad_h, grad_cell, new_cell, gates, input, weights, old_h, output_mask
+    )
+
+
+def reference(
+    input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor
+) -> tuple[Tensor, Tensor]:
+    """:func:`forward` in plain PyTorch: what it is tested against, and measured beside.
+
+    Arguments and results are those of :func:`forward`; wrong ones raise whatever PyTorch raises.
+    """
+    gates = F.linear(torch.cat([old_h, input], dim=1), weights, bias)
+    input_gate, output_gate, candidate = gates.chunk(3, dim=1)
+    new_cell = old_cell + F.elu(candidate) * torch.sigmoid(input_gate)
+    new_h = torch.tanh(new_cell) * torch.sigmoid(output_gate)
+    return new_h, new_cell
