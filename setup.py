@@ -10,8 +10,15 @@ except ModuleNotFoundError:
         "torch first, then run `pip install --no-build-isolation .`"
     ) from None
 
+# By its path: importing the package would load the library that is being built.
+extension_file = runpy.run_path("lltm_ops/_extension.py")
+
 setup(
-    ext_modules=[runpy.run_path("lltm_ops/_extension.py")["extension"]()],
+    ext_modules=[extension_file["extension"]()],
     cmdclass={"build_ext": BuildExtension},
-    options={"bdist_wheel": {"py_limited_api": "cp310"}},
+    options={
+        # A folder of objects for each torch, so that environments can share a checkout.
+        "build": {"build_base": f"build/{extension_file['library_name']()}"},
+        "bdist_wheel": {"py_limited_api": "cp310"},
+    },
 )

@@ -1,3 +1,4 @@
+#include "cpu/vectorize.h"
 #include "ops/gate_math.h"
 #include "ops/lltm.h"
 #include "ops/lltm_checks.h"
@@ -15,77 +16,112 @@ namespace lltm {
 
 namespace {
 
-// Hidden units per task: below about this many, waking a thread costs more than
-// the transcendental functions of the units.
-constexpr int64_t kGrainSize = 2048;
+// Hidden units per task: some 10 us of work, several times the cost of waking a
+// thread.
+constexpr int64_t kGrainSize = 8192;
 
-template <typename Fn>
-void for_each_row(int64_t batch, int64_t state_size, const Fn& fn) {
+template <typename Rows>
+void for_rows(int64_t batch, int64_t state_size, const Rows& rows) {
   const auto rows_per_task =
       std::max<int64_t>(1, kGrainSize / std::max<int64_t>(1, state_size));
+  const auto run = vectorized<Rows>();
   at::parallel_for(0, batch, rows_per_task, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      fn(row);
-    }
+    run(rows, begin, end);
   });
 }
 
-// One row of the batch. gates holds the pre-activations, and takes the
-// activated gates if write_gates.
+// gates holds the pre-activations, and takes the activated gates if
+// write_gates.
 template <typename scalar_t, bool write_gates>
-void forward_row(
-    int64_t state_size,
-    scalar_t* gates,
-    const scalar_t* old_cell,
-    scalar_t* new_h,
-    scalar_t* new_cell) {
-  using opmath_t = at::opmath_type<scalar_t>;
-  scalar_t* input_gate = gates;
-  scalar_t* output_gate = gates + state_size;
-  scalar_t* candidate = gates + 2 * state_size;
-  for (int64_t i = 0; i < state_size; ++i) {
-    const auto out = cell_forward<opmath_t>(
-        input_gate[i], output_gate[i], candidate[i], old_cell[i]);
-    new_h[i] = out.new_h;
-    new_cell[i] = out.new_cell;
-    if constexpr (write_gates) {
-      input_gate[i] = out.input_gate;
-      output_gate[i] = out.output_gate;
-      candidate[i] = out.candidate;
+struct ForwardRows {
+  int64_t state_size;
+  scalar_t* gates;
+  const scalar_t* old_cell;
+  scalar_t* new_h;
+  scalar_t* new_cell;
+
+  C10_ALWAYS_INLINE void operator()(int64_t begin, int64_t end) const {
+    for (int64_t row = begin; row < end; ++row) {
+      one_row(
+          gates + row * 3 * state_size,
+          old_cell + row * state_size,
+          new_h + row * state_size,
+          new_cell + row * state_size);
     }
   }
-}
 
+  C10_ALWAYS_INLINE void one_row(
+      scalar_t* __restrict__ gates,
+      const scalar_t* __restrict__ old_cell,
+      scalar_t* __restrict__ new_h,
+      scalar_t* __restrict__ new_cell) const {
+    using opmath_t = at::opmath_type<scalar_t>;
+    for (int64_t i = 0; i < state_size; ++i) {
+      const auto out = cell_forward<opmath_t>(
+          gates[i],
+          gates[i + state_size],
+          gates[i + 2 * state_size],
+          old_cell[i]);
+      new_h[i] = out.new_h;
+      new_cell[i] = out.new_cell;
+      if constexpr (write_gates) {
+        gates[i] = out.input_gate;
+        gates[i + state_size] = out.output_gate;
+        gates[i + 2 * state_size] = out.candidate;
+      }
+    }
+  }
+};
+
+// d_gates may be null: nobody needs it.
 template <typename scalar_t>
-struct BackwardRow {
+struct BackwardRows {
+  int64_t state_size;
   const scalar_t* grad_h;
   const scalar_t* grad_cell;
   const scalar_t* new_cell;
   const scalar_t* gates;
   scalar_t* d_gates;
   scalar_t* d_old_cell;
-};
 
-// One row of the batch. d_gates may be null: nobody needs it.
-template <typename scalar_t>
-void backward_row(int64_t state_size, const BackwardRow<scalar_t>& row) {
-  using opmath_t = at::opmath_type<scalar_t>;
-  for (int64_t i = 0; i < state_size; ++i) {
-    const auto out = cell_backward<opmath_t>(
-        row.grad_h[i],
-        row.grad_cell[i],
-        row.new_cell[i],
-        row.gates[i],
-        row.gates[i + state_size],
-        row.gates[i + 2 * state_size]);
-    row.d_old_cell[i] = out.d_old_cell;
-    if (row.d_gates != nullptr) {
-      row.d_gates[i] = out.d_input_gate;
-      row.d_gates[i + state_size] = out.d_output_gate;
-      row.d_gates[i + 2 * state_size] = out.d_candidate;
+  C10_ALWAYS_INLINE void operator()(int64_t begin, int64_t end) const {
+    for (int64_t row = begin; row < end; ++row) {
+      const auto unit = row * state_size;
+      one_row(
+          grad_h + unit,
+          grad_cell + unit,
+          new_cell + unit,
+          gates + 3 * unit,
+          d_gates == nullptr ? nullptr : d_gates + 3 * unit,
+          d_old_cell + unit);
     }
   }
-}
+
+  C10_ALWAYS_INLINE void one_row(
+      const scalar_t* __restrict__ grad_h,
+      const scalar_t* __restrict__ grad_cell,
+      const scalar_t* __restrict__ new_cell,
+      const scalar_t* __restrict__ gates,
+      scalar_t* __restrict__ d_gates,
+      scalar_t* __restrict__ d_old_cell) const {
+    using opmath_t = at::opmath_type<scalar_t>;
+    for (int64_t i = 0; i < state_size; ++i) {
+      const auto out = cell_backward<opmath_t>(
+          grad_h[i],
+          grad_cell[i],
+          new_cell[i],
+          gates[i],
+          gates[i + state_size],
+          gates[i + 2 * state_size]);
+      d_old_cell[i] = out.d_old_cell;
+      if (d_gates != nullptr) {
+        d_gates[i] = out.d_input_gate;
+        d_gates[i + state_size] = out.d_output_gate;
+        d_gates[i + 2 * state_size] = out.d_candidate;
+      }
+    }
+  }
+};
 
 template <bool write_gates>
 ForwardWithGatesResult forward_kernel_impl(
@@ -103,20 +139,15 @@ ForwardWithGatesResult forward_kernel_impl(
   const auto old_cell_ = old_cell.expect_contiguous();
   AT_DISPATCH_FLOATING_TYPES_AND2(
       at::kHalf, at::kBFloat16, input.scalar_type(), "lltm_forward_cpu", [&] {
-        auto* const gates_data = gates.mutable_data_ptr<scalar_t>();
-        const auto* const old_cell_data =
-            old_cell_->const_data_ptr<scalar_t>();
-        auto* const new_h_data = new_h.mutable_data_ptr<scalar_t>();
-        auto* const new_cell_data = new_cell.mutable_data_ptr<scalar_t>();
-        for_each_row(batch, state_size, [&](int64_t row) {
-          const auto offset = row * state_size;
-          forward_row<scalar_t, write_gates>(
-              state_size,
-              gates_data + 3 * offset,
-              old_cell_data + offset,
-              new_h_data + offset,
-              new_cell_data + offset);
-        });
+        for_rows(
+            batch,
+            state_size,
+            ForwardRows<scalar_t, write_gates>{
+                state_size,
+                gates.mutable_data_ptr<scalar_t>(),
+                old_cell_->const_data_ptr<scalar_t>(),
+                new_h.mutable_data_ptr<scalar_t>(),
+                new_cell.mutable_data_ptr<scalar_t>()});
       });
   return {std::move(new_h), std::move(new_cell), std::move(gates)};
 }
@@ -155,24 +186,18 @@ BackwardResult backward_kernel(
   auto d_old_cell = at::empty({batch, state_size}, input.options());
   AT_DISPATCH_FLOATING_TYPES_AND2(
       at::kHalf, at::kBFloat16, input.scalar_type(), "lltm_backward_cpu", [&] {
-        const BackwardRow<scalar_t> first{
-            grad_h_->const_data_ptr<scalar_t>(),
-            grad_cell_->const_data_ptr<scalar_t>(),
-            new_cell_->const_data_ptr<scalar_t>(),
-            gates_->const_data_ptr<scalar_t>(),
-            d_gates.defined() ? d_gates.mutable_data_ptr<scalar_t>() : nullptr,
-            d_old_cell.mutable_data_ptr<scalar_t>()};
-        for_each_row(batch, state_size, [&](int64_t row) {
-          const auto offset = row * state_size;
-          backward_row<scalar_t>(
-              state_size,
-              {first.grad_h + offset,
-               first.grad_cell + offset,
-               first.new_cell + offset,
-               first.gates + 3 * offset,
-               first.d_gates ? first.d_gates + 3 * offset : nullptr,
-               first.d_old_cell + offset});
-        });
+        for_rows(
+            batch,
+            state_size,
+            BackwardRows<scalar_t>{
+                state_size,
+                grad_h_->const_data_ptr<scalar_t>(),
+                grad_cell_->const_data_ptr<scalar_t>(),
+                new_cell_->const_data_ptr<scalar_t>(),
+                gates_->const_data_ptr<scalar_t>(),
+                d_gates.defined() ? d_gates.mutable_data_ptr<scalar_t>()
+                                  : nullptr,
+                d_old_cell.mutable_data_ptr<scalar_t>()});
       });
   return linear_gates_backward(
       d_gates, d_old_cell, input, weights, old_h, output_mask);

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <ATen/Version.h>
+#include <c10/macros/Macros.h>
+
+#include <cstdint>
+#include <string>
+
+// The body of a loop compiled for each instruction set, and the choice at run
+// time. ATen's choice is followed, so ATEN_CPU_CAPABILITY=default|avx2|avx512
+// selects a path. No per-file compiler flags: the body is plain C++, marked
+// always_inline, and takes on the instruction set of the function around it.
+#if defined(__x86_64__) && defined(__GNUC__)
+#define LLTM_AVX2 __attribute__((target("avx2,fma,f16c")))
+#define LLTM_AVX512 \
+  __attribute__((target( \
+      "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c," \
+      "prefer-vector-width=512")))
+#endif
+
+namespace lltm {
+
+template <typename Body>
+void run_default(const Body& body, int64_t begin, int64_t end) {
+  body(begin, end);
+}
+
+#ifdef LLTM_AVX2
+template <typename Body>
+LLTM_AVX2 void run_avx2(const Body& body, int64_t begin, int64_t end) {
+  body(begin, end);
+}
+
+template <typename Body>
+LLTM_AVX512 void run_avx512(const Body& body, int64_t begin, int64_t end) {
+  body(begin, end);
+}
+#endif
+
+// body(begin, end) has to be C10_ALWAYS_INLINE. Returns the instance to call.
+template <typename Body>
+auto vectorized() {
+#ifdef LLTM_AVX2
+  static const std::string capability = at::get_cpu_capability();
+  if (capability == "AVX512") {
+    return &run_avx512<Body>;
+  }
+  if (capability == "AVX2") {
+    return &run_avx2<Body>;
+  }
+#endif
+  return &run_default<Body>;
+}
+
+} // namespace lltm

@@ -1,0 +1,256 @@
+"""The gradients of lltm::forward: right, of any order, and no more of them than needed."""
+
+import itertools
+
+import pytest
+import torch
+from common import (
+    ARGUMENTS,
+    BACKWARD_ARGUMENTS,
+    GRADIENTS,
+    LAYOUTS,
+    TOLERANCES,
+    assert_matches_float64,
+    backward_inputs,
+    double,
+    each_device,
+    each_dtype,
+    each_shape,
+    gradients,
+    reference_gradients,
+    sample_inputs,
+)
+from torch.utils.checkpoint import checkpoint
+
+import lltm_ops
+
+SMALL = (2, 3, 3)
+
+
+@each_device
+@each_dtype
+@each_shape
+def test_gradients_match_reference(device, dtype, shape):
+    inputs = sample_inputs(device, dtype, shape, requires_grad=True)
+    actual = gradients(lltm_ops.forward, inputs)
+    expected = reference_gradients(double(inputs))
+    # A gradient of the weights sums over the batch, and its rounding errors with it.
+    growth = max(1, shape[0]) ** 0.5
+    tolerance = {name: value * growth for name, value in TOLERANCES[dtype].items()}
+    for ours, exact in zip(actual, expected, strict=True):
+        assert_matches_float64(ours, exact, **tolerance)
+
+
+@each_device
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("argument", BACKWARD_ARGUMENTS)
+def test_backward_with_each_argument_in_each_layout(device, argument, layout):
+    inputs = backward_inputs(device)
+    position = BACKWARD_ARGUMENTS.index(argument)
+    inputs[position] = LAYOUTS[layout](inputs[position])
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.XPU)
+    expected = torch.ops.lltm.backward.default.redispatch(keys, *double(inputs), [True] * 5)
+    for ours, exact in zip(lltm_ops.backward(*inputs), expected, strict=True):
+        assert_matches_float64(ours, exact)
+
+
+@each_device
+def test_gradcheck(device):
+    inputs = sample_inputs(device, torch.float64, SMALL, requires_grad=True)
+    assert torch.autograd.gradcheck(
+        lltm_ops.forward,
+        inputs,
+        check_forward_ad=True,
+        check_batched_grad=True,
+        check_batched_forward_grad=True,
+    )
+
+
+@each_device
+def test_gradgradcheck(device):
+    inputs = sample_inputs(device, torch.float64, SMALL, requires_grad=True)
+    assert torch.autograd.gradgradcheck(
+        lltm_ops.forward,
+        inputs,
+        check_batched_grad=True,
+        check_fwd_over_rev=True,
+        check_rev_over_rev=True,
+    )
+
+
+@each_device
+@pytest.mark.parametrize(
+    "op", ["_forward_with_gates", "backward"], ids=["forward_with_gates", "backward"]
+)
+def test_gradcheck_of_internal_operators(device, op):
+    """Called directly, they differentiate too: no result is silently a constant."""
+    sample = backward_inputs if op == "backward" else sample_inputs
+    inputs = sample(device, torch.float64, SMALL, requires_grad=True)
+    assert torch.autograd.gradcheck(getattr(torch.ops.lltm, op), inputs, check_forward_ad=True)
+
+
+def test_third_derivative():
+    inputs = sample_inputs("cpu", torch.float64, (1, 1, 1), requires_grad=True)
+
+    def third(op):
+        value = sum(output.sum() for output in op(*inputs))
+        for _ in range(3):
+            grads = torch.autograd.grad(value, inputs, create_graph=True)
+            value = sum(grad.sum() for grad in grads)
+        return value
+
+    torch.testing.assert_close(third(lltm_ops.forward), third(lltm_ops.reference))
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, 1e-30, -1e-30, 88.8, 120.0, -120.0, 1e4, -1e4])
+@each_device
+def test_derivative_of_elu(device, value):
+    """1 at 0, and finite where exp(x) is not."""
+    size = 8
+    inputs = [torch.zeros(1, 0), torch.zeros(3 * size, size), torch.full((3 * size,), value)]
+    inputs += [torch.zeros(1, size), torch.zeros(1, size)]
+    inputs = [tensor.to(device).requires_grad_() for tensor in inputs]
+    d_bias = gradients(lltm_ops.forward, inputs)[2]
+    exact = reference_gradients(double(inputs))[2]
+    assert_matches_float64(d_bias, exact)
+
+
+@each_device
+@pytest.mark.parametrize("used", ["new_h", "new_cell"])
+def test_gradient_of_one_output(device, used):
+    position = ["new_h", "new_cell"].index(used)
+    inputs = sample_inputs(device, torch.float64, requires_grad=True)
+    actual = torch.autograd.grad(lltm_ops.forward(*inputs)[position].sum(), inputs)
+    expected = torch.autograd.grad(
+        lltm_ops.reference(*inputs)[position].sum(), inputs, allow_unused=True
+    )
+    for ours, exact in zip(actual, expected, strict=True):
+        torch.testing.assert_close(ours, exact)
+
+
+@each_device
+@pytest.mark.parametrize("required", list(itertools.product([False, True], repeat=5)))
+def test_any_subset_of_gradients(device, required):
+    inputs = sample_inputs(device, torch.float64)
+    for tensor, flag in zip(inputs, required, strict=True):
+        tensor.requires_grad_(flag)
+    if not any(required):
+        assert not any(output.requires_grad for output in lltm_ops.forward(*inputs))
+        return
+    expected = reference_gradients(double(inputs))
+    for ours, exact in zip(gradients(lltm_ops.forward, inputs), expected, strict=True):
+        assert (ours is None) == (exact is None)
+        if exact is not None:
+            assert_matches_float64(ours, exact)
+
+
+@each_device
+@pytest.mark.parametrize("mask", list(itertools.product([False, True], repeat=5)))
+def test_output_mask(device, mask):
+    inputs = backward_inputs(device)
+    everything = lltm_ops.backward(*inputs)
+    for ours, all_asked, asked in zip(
+        lltm_ops.backward(*inputs, mask), everything, mask, strict=True
+    ):
+        assert (ours is not None) == asked
+        if asked:
+            assert torch.equal(ours, all_asked)
+
+
+def operators_called(fn) -> list[str]:
+    with torch.profiler.profile() as profile:
+        fn()
+    return [event.name for event in profile.events()]
+
+
+@pytest.mark.parametrize(
+    ("required", "gemms"),
+    [
+        (("input", "weights", "bias", "old_h", "old_cell"), 3),
+        (("weights", "bias", "old_h", "old_cell"), 2),
+        (("input", "old_h"), 2),
+        (("weights", "bias"), 1),
+        (("bias",), 0),
+        (("old_cell",), 0),
+    ],
+)
+def test_gradients_that_nobody_needs_cost_no_gemm(required, gemms):
+    inputs = sample_inputs()
+    for name, tensor in zip(ARGUMENTS, inputs, strict=True):
+        tensor.requires_grad_(name in required)
+    loss = sum(output.sum() for output in lltm_ops.forward(*inputs))
+    assert operators_called(loss.backward).count("aten::mm") == gemms
+
+
+def test_inference_calls_no_autograd_and_writes_no_gates():
+    inputs = sample_inputs(requires_grad=True)
+    with torch.no_grad():
+        assert "lltm::_forward_with_gates" not in operators_called(
+            lambda: lltm_ops.forward(*inputs)
+        )
+    with torch.inference_mode():
+        assert lltm_ops.forward(*inputs)[0].is_inference()
+    assert "lltm::_forward_with_gates" in operators_called(lambda: lltm_ops.forward(*inputs))
+
+
+def test_saves_the_gates_and_nothing_else_beyond_inputs_and_outputs():
+    inputs = sample_inputs(shape=(7, 5, 4), requires_grad=True)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        outputs = lltm_ops.forward(*inputs)
+    known = {tensor.untyped_storage().data_ptr() for tensor in [*inputs, *outputs]}
+    extra = [tensor for tensor in saved if tensor.untyped_storage().data_ptr() not in known]
+    assert [tuple(tensor.shape) for tensor in extra] == [(7, 3 * 4)]
+
+
+@pytest.mark.parametrize("name", ["input", "weights", "old_h", "new_cell"])
+def test_in_place_change_of_a_saved_tensor_is_caught(name):
+    inputs = [t * 1 for t in sample_inputs(requires_grad=True)]
+    new_h, new_cell = lltm_ops.forward(*inputs)
+    with torch.no_grad():
+        dict(zip((*ARGUMENTS, "new_cell"), (*inputs, new_cell), strict=True))[name].add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        new_h.sum().backward()
+
+
+def test_backward_twice_needs_retain_graph():
+    inputs = sample_inputs(requires_grad=True)
+    loss = lltm_ops.forward(*inputs)[0].sum()
+    loss.backward(retain_graph=True)
+    first = [tensor.grad.clone() for tensor in inputs if tensor.grad is not None]
+    loss.backward()
+    for tensor, grad in zip(inputs, first, strict=False):
+        torch.testing.assert_close(tensor.grad, 2 * grad)
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
+
+
+@each_device
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_activation_checkpointing(device, use_reentrant):
+    inputs = sample_inputs(device, torch.float64, requires_grad=True)
+
+    def two_steps(input, weights, bias, old_h, old_cell):
+        state = lltm_ops.forward(input, weights, bias, old_h, old_cell)
+        return lltm_ops.forward(input, weights, bias, *state)
+
+    actual = gradients(
+        lambda *args: checkpoint(two_steps, *args, use_reentrant=use_reentrant), inputs
+    )
+    copies = [tensor.detach().clone().requires_grad_() for tensor in inputs]
+    for name, ours, exact in zip(GRADIENTS, actual, gradients(two_steps, copies), strict=True):
+        torch.testing.assert_close(ours, exact, msg=name)
+
+
+@each_device
+def test_a_loop_over_time(device):
+    inputs = sample_inputs(device, torch.float64, (4, 3, 5), requires_grad=True)
+
+    def loop(op):
+        input, weights, bias, h, c = inputs
+        for _ in range(6):
+            h, c = op(input, weights, bias, h, c)
+        return torch.autograd.grad((h.sum() + c.sum()), inputs)
+
+    for ours, exact in zip(loop(lltm_ops.forward), loop(lltm_ops.reference), strict=True):
+        torch.testing.assert_close(ours, exact)

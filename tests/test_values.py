@@ -1,0 +1,148 @@
+"""lltm::forward computes the cell, whatever the device, dtype, shape, strides and values."""
+
+import pytest
+import torch
+from common import (
+    ARGUMENTS,
+    LAYOUTS,
+    assert_matches_float64,
+    double,
+    each_device,
+    each_dtype,
+    each_shape,
+    sample_inputs,
+)
+
+import lltm_ops
+
+
+@each_device
+@each_dtype
+@each_shape
+def test_forward_matches_reference(device, dtype, shape):
+    inputs = sample_inputs(device, dtype, shape)
+    outputs = lltm_ops.forward(*inputs)
+    for actual, expected in zip(outputs, lltm_ops.reference(*double(inputs)), strict=True):
+        assert actual.device.type == device
+        assert actual.dtype == dtype
+        assert_matches_float64(actual, expected)
+
+
+@each_device
+@each_dtype
+def test_gates_are_the_activated_gates(device, dtype):
+    inputs = sample_inputs(device, dtype)
+    new_h, new_cell, gates = torch.ops.lltm._forward_with_gates(*inputs)
+    input, weights, bias, old_h, _ = double(inputs)
+    input_gate, output_gate, candidate = (
+        torch.cat([old_h, input], 1) @ weights.T + bias
+    ).chunk(3, 1)  # fmt: skip
+    expected = [input_gate.sigmoid(), output_gate.sigmoid(), torch.nn.functional.elu(candidate)]
+    assert_matches_float64(gates, torch.cat(expected, 1))
+    assert torch.equal(new_h, lltm_ops.forward(*inputs)[0])
+    assert torch.equal(new_cell, lltm_ops.forward(*inputs)[1])
+
+
+@each_device
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("argument", ARGUMENTS)
+def test_each_argument_in_each_layout(device, argument, layout):
+    if argument == "bias" and layout == "transposed":
+        layout = "strided"
+    inputs = sample_inputs(device)
+    position = ARGUMENTS.index(argument)
+    inputs[position] = LAYOUTS[layout](inputs[position])
+    before = [tensor.clone() for tensor in inputs]
+    outputs = lltm_ops.forward(*inputs)
+    for actual, expected in zip(outputs, lltm_ops.reference(*double(inputs)), strict=True):
+        assert_matches_float64(actual, expected)
+    for tensor, copy in zip(inputs, before, strict=True):
+        assert torch.equal(tensor, copy)
+
+
+# Signed zeros, subnormals, where elu and tanh lose digits, where exp over- and underflows, and what
+# is not finite.
+SPECIAL_VALUES = [
+    0.0, 1e-45, 1e-40, 1e-38, 1e-20, 1e-8, 1e-6, 1e-4, 1e-3, 0.01, 0.1, 0.3466, 0.5, 0.69315, 1.0,
+    2.0, 5.0, 9.0, 9.01, 10.0, 17.0, 40.0, 87.0, 87.4, 88.0, 88.8, 89.0, 103.0, 104.0, 1e4, 1e30,
+    3e38, float("inf"),
+]  # fmt: skip
+
+
+def pointwise(op, gate: torch.Tensor, old_cell: torch.Tensor, position: int) -> torch.Tensor:
+    """(new_h, new_cell) where the pre-activation of one gate is exactly gate; the others are 1."""
+
+    def block(gate, old_cell):
+        size = gate.numel()
+        bias = gate.new_ones(3, size)
+        bias[position] = gate
+        return op(
+            gate.new_zeros(1, 0),
+            gate.new_zeros(3 * size, size),
+            bias.flatten(),
+            gate.new_zeros(1, size),
+            old_cell.view(1, size),
+        )
+
+    blocks = zip(gate.split(250), old_cell.split(250), strict=True)
+    return torch.cat([torch.cat(block(*pair)) for pair in blocks], dim=1)
+
+
+@each_device
+@pytest.mark.parametrize("position", [0, 1, 2], ids=["input_gate", "output_gate", "candidate"])
+@pytest.mark.parametrize("cell", [0.0, 1e-6, -3.0])
+def test_pointwise_accuracy_is_no_worse_than_twice_eager(device, position, cell):
+    """float32 against float64, over special and random values, each gate and the cell state."""
+    special = torch.tensor(SPECIAL_VALUES)
+    dense = torch.linspace(-110, 110, 20011)
+    near_zero = torch.linspace(-1, 1, 10007)
+    gate = torch.cat([special, -special, dense, near_zero, torch.tensor([float("nan")])])
+    old_cell = torch.full_like(gate, cell) if position < 2 else gate.flip(0)
+    exact = pointwise(lltm_ops.reference, gate.double(), old_cell.double(), position)
+    exact = exact.float().double()  # what float32 can hold: overflow is inf
+    ours = pointwise(lltm_ops.forward, gate.to(device), old_cell.to(device), position).cpu()
+    eager = pointwise(lltm_ops.reference, gate.to(device), old_cell.to(device), position).cpu()
+    assert torch.equal(ours.isnan(), exact.isnan())
+    finite = exact.isfinite()
+    assert torch.equal(ours[~finite].nan_to_num(), exact[~finite].float().nan_to_num())
+
+    def relative_error(actual):
+        scale = exact[finite].abs().clamp_min(torch.finfo(torch.float32).smallest_normal)
+        return ((actual.double()[finite] - exact[finite]).abs() / scale).max().item()
+
+    assert relative_error(ours) <= 2 * max(
+        relative_error(eager), torch.finfo(torch.float32).eps
+    )
+
+
+@each_device
+def test_results_are_the_same_from_run_to_run(device):
+    inputs = sample_inputs(device, shape=(64, 128, 256))
+    first = lltm_ops.forward(*inputs)
+    for _ in range(3):
+        for output, again in zip(first, lltm_ops.forward(*inputs), strict=True):
+            assert torch.equal(output, again)
+
+
+def test_rows_do_not_depend_on_the_number_of_threads():
+    inputs = sample_inputs(shape=(300, 8, 64))
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        one = lltm_ops.forward(*inputs)
+        torch.set_num_threads(3)
+        three = lltm_ops.forward(*inputs)
+    finally:
+        torch.set_num_threads(threads)
+    for output, other in zip(one, three, strict=True):
+        torch.testing.assert_close(output, other, rtol=1e-6, atol=1e-6)
+
+
+@each_dtype
+def test_a_device_without_kernels_takes_the_composite_formulas(dtype):
+    """XPU is none that this build has kernels for: run its entry of the dispatch table."""
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.XPU)
+    inputs = sample_inputs(dtype=dtype)
+    outputs = torch.ops.lltm.forward.default.redispatch(keys, *inputs)
+    for actual, expected in zip(outputs, lltm_ops.reference(*double(inputs)), strict=True):
+        assert_matches_float64(actual, expected)
