@@ -95,7 +95,7 @@ def extension() -> Any:
     kind = f"CUDA {torch.version.cuda} for {os.environ['TORCH_CUDA_ARCH_LIST']}" if cuda else "CPU"
     print(f"lltm_ops: building {library_name()} against torch {torch.__version__}, {kind}")
     extension_class = cpp_extension.CUDAExtension if cuda else cpp_extension.CppExtension
-    return extension_class(
+    return extension_class(  # type: ignore[no-untyped-call]
         f"lltm_ops.{library_name()}",
         sources(cuda),
         include_dirs=[str(CSRC)],

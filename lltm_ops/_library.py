@@ -42,12 +42,13 @@ def load() -> None:
             f"but got {'one for ' + found if found else 'none'}: {_REBUILD}"
         )
     try:
-        torch.ops.load_library(str(library))
+        torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
     except OSError as error:
         # torch keeps the linker's own words ("undefined symbol") in the cause.
         reason = error.__cause__ or error
         raise ImportError(
-            f"lltm_ops: {library} does not load with torch {torch.__version__} ({reason}): {_REBUILD}"
+            f"lltm_ops: {library} does not load with torch {torch.__version__} ({reason}): "
+            f"{_REBUILD}"
         ) from error
 
 

@@ -26,8 +26,8 @@ class LLTMCell(nn.Module):
     Outputs: ``(h', c')``, shaped like ``h`` and ``c``.
 
     Attributes:
-        weights: ``[3 * hidden_size, hidden_size + input_size]``, in rows for input gate, output gate
-            and candidate; the first ``hidden_size`` columns multiply ``h``.
+        weights: ``[3 * hidden_size, hidden_size + input_size]``. Rows: input gate, output gate,
+            candidate. The first ``hidden_size`` columns multiply ``h``, the rest ``input``.
         bias: ``[3 * hidden_size]`` or ``None``.
 
     Both are drawn from :math:`U(-\sqrt{k}, \sqrt{k})` with :math:`k = 1 / \text{hidden\_size}`.

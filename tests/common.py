@@ -87,9 +87,9 @@ def expand_rows(tensor: Tensor) -> Tensor:
 LAYOUTS = {
     "contiguous": lambda t: t.clone(memory_format=torch.contiguous_format),
     "transposed": lambda t: t.t().clone(memory_format=torch.contiguous_format).t(),
-    "offset": lambda t: torch.cat([t.flatten(), t.flatten()[:1]]).roll(1)[1:].view(t.shape)
-    if t.numel()
-    else t,
+    "offset": lambda t: (
+        torch.cat([t.flatten(), t.flatten()[:1]]).roll(1)[1:].view(t.shape) if t.numel() else t
+    ),
     "strided": lambda t: torch.stack([t, t + 1], dim=-1)[..., 0],
     "expanded": expand_rows,
 }

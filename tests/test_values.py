@@ -110,9 +110,7 @@ def test_pointwise_accuracy_is_no_worse_than_twice_eager(device, position, cell)
         scale = exact[finite].abs().clamp_min(torch.finfo(torch.float32).smallest_normal)
         return ((actual.double()[finite] - exact[finite]).abs() / scale).max().item()
 
-    assert relative_error(ours) <= 2 * max(
-        relative_error(eager), torch.finfo(torch.float32).eps
-    )
+    assert relative_error(ours) <= 2 * max(relative_error(eager), torch.finfo(torch.float32).eps)
 
 
 @each_device

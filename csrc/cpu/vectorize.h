@@ -12,8 +12,8 @@
 // always_inline, and takes on the instruction set of the function around it.
 #if defined(__x86_64__) && defined(__GNUC__)
 #define LLTM_AVX2 __attribute__((target("avx2,fma,f16c")))
-#define LLTM_AVX512 \
-  __attribute__((target( \
+#define LLTM_AVX512                                       \
+  __attribute__((target(                                  \
       "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c," \
       "prefer-vector-width=512")))
 #endif

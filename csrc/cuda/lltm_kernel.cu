@@ -28,7 +28,8 @@ dim3 grid_for(int64_t batch, int64_t state_size) {
       static_cast<unsigned>(std::min<int64_t>(batch, 65535)));
 }
 
-// gates holds the pre-activations, and takes the activated gates if write_gates.
+// gates holds the pre-activations, and takes the activated gates if
+// write_gates.
 template <typename scalar_t, bool write_gates>
 C10_LAUNCH_BOUNDS_1(kThreads)
 __global__ void forward_kernel_device(

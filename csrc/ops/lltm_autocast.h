@@ -19,8 +19,7 @@ auto call_in_lower_precision(
     const at::Tensor& bias,
     const at::Tensor& old_h,
     const at::Tensor& old_cell) {
-  c10::impl::ExcludeDispatchKeyGuard no_autocast(
-      c10::autocast_dispatch_keyset);
+  c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   return op(
       cast_for_autocast(input),
       cast_for_autocast(weights),

@@ -21,7 +21,8 @@ bool any_requires_grad(const Tensors&... tensors) {
 
 // torch::autograd::Function supports neither functorch's transforms (it
 // raises) nor forward-mode AD (it returns a wrong tangent). The dispatch key is
-// the test for a transform: functorchTLSAccessor() is set under AOTAutograd too.
+// the test for a transform: functorchTLSAccessor() is set under AOTAutograd
+// too.
 template <typename... Tensors>
 bool needs_composite(const Tensors&... tensors) {
   return c10::impl::tls_local_dispatch_key_set().included_.has(
@@ -91,8 +92,7 @@ ForwardResult forward_autograd(
     return composite::forward(input, weights, bias, old_h, old_cell);
   }
   if (any_requires_grad(input, weights, bias, old_h, old_cell)) {
-    auto outputs =
-        LLTMFunction::apply(input, weights, bias, old_h, old_cell);
+    auto outputs = LLTMFunction::apply(input, weights, bias, old_h, old_cell);
     return {outputs[0], outputs[1]};
   }
   at::AutoDispatchBelowADInplaceOrView guard;
@@ -106,9 +106,9 @@ ForwardWithGatesResult forward_with_gates_autograd(
     const at::Tensor& old_h,
     const at::Tensor& old_cell) {
   check_forward_devices(input, weights, bias, old_h, old_cell);
-  if (needs_composite(input, weights, bias, old_h, old_cell) || any_requires_grad(input, weights, bias, old_h, old_cell)) {
-    return composite::forward_with_gates(
-        input, weights, bias, old_h, old_cell);
+  if (needs_composite(input, weights, bias, old_h, old_cell) ||
+      any_requires_grad(input, weights, bias, old_h, old_cell)) {
+    return composite::forward_with_gates(input, weights, bias, old_h, old_cell);
   }
   at::AutoDispatchBelowADInplaceOrView guard;
   return _forward_with_gates(input, weights, bias, old_h, old_cell);
@@ -127,7 +127,10 @@ BackwardResult backward_autograd(
     OutputMask output_mask) {
   check_backward_devices(
       grad_h, grad_cell, new_cell, gates, input, weights, old_h);
-  if (needs_composite(grad_h, grad_cell, new_cell, gates, input, weights, old_h) || any_requires_grad(grad_h, grad_cell, new_cell, gates, input, weights, old_h)) {
+  if (needs_composite(
+          grad_h, grad_cell, new_cell, gates, input, weights, old_h) ||
+      any_requires_grad(
+          grad_h, grad_cell, new_cell, gates, input, weights, old_h)) {
     return composite::backward(
         grad_h, grad_cell, new_cell, gates, input, weights, old_h, output_mask);
   }

@@ -6,8 +6,9 @@
 // They name the public operator also where its internal twin was called.
 namespace lltm {
 
-// All arguments defined and on one device. Stands apart because FakeTensor hides
-// the devices from the Meta kernel: the Autograd kernels, above it, call this.
+// All arguments defined and on one device. Stands apart because FakeTensor
+// hides the devices from the Meta kernel: the Autograd kernels, above it, call
+// this.
 void check_forward_devices(
     const at::Tensor& input,
     const at::Tensor& weights,

@@ -73,8 +73,7 @@ BackwardResult backward(
   const auto d_gates = at::cat(
       {d_cell * candidate * input_gate * (1 - input_gate),
        grad_h * t * output_gate * (1 - output_gate),
-       d_cell * input_gate *
-           at::where(candidate > 0, 1, candidate + 1)},
+       d_cell * input_gate * at::where(candidate > 0, 1, candidate + 1)},
       1);
   return linear_gates_backward(
       d_gates, d_cell, input, weights, old_h, output_mask);

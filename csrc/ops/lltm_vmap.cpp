@@ -109,12 +109,8 @@ Result forward_vmap(
   const MappedRows rows({input, old_h, old_cell}, level);
   c10::impl::ExcludeDispatchKeyGuard below_vmap(
       c10::DispatchKey::FuncTorchBatched);
-  const auto results =
-      op(rows.fold(input),
-         weights,
-         bias,
-         rows.fold(old_h),
-         rows.fold(old_cell));
+  const auto results = op(
+      rows.fold(input), weights, bias, rows.fold(old_h), rows.fold(old_cell));
   return std::apply(
       [&](const auto&... tensors) { return Result(rows.unfold(tensors)...); },
       results);

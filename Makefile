@@ -1,0 +1,80 @@
+# make demo and make test are all a user needs. They make .venv and install into it; with
+# PYTHON=/path/to/python they use that environment, which has torch already, and install nothing.
+
+TORCH ?= torch==2.13.0
+VENV ?= .venv
+BASE_PYTHON ?= python3
+CUDA_TORCH := torch==2.11.0
+NEWEST_TORCH := torch==2.15.0
+# Pinned: their verdict must not change with the day.
+LINTERS := ruff==0.17.5 mypy==2.4.1 clang-format==23.1.5
+
+SOURCES := $(shell find csrc -type f) setup.py pyproject.toml lltm_ops/_extension.py
+export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
+
+ifdef PYTHON
+BUILT := in-place
+else
+PYTHON := $(VENV)/bin/python
+BUILT := $(VENV)/.built
+endif
+
+.PHONY: help demo test bench lint format cuda-check compat gpu clean in-place FORCE
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+demo: $(BUILT)  ## train a language model with the cell and run it four ways
+	$(PYTHON) examples/char_lm.py $(DEMO_ARGS)
+
+test: $(BUILT)  ## build, and run all tests
+	$(PYTHON) -m pytest $(TEST_ARGS)
+
+bench: $(BUILT)  ## time the cell beside what else PyTorch offers
+	$(PYTHON) benchmarks/cell.py $(BENCH_ARGS)
+
+lint: $(VENV)/.lint  ## ruff, mypy, clang-format
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/clang-format --dry-run --Werror $$(git ls-files 'csrc/*')
+
+format: $(VENV)/.lint  ## let ruff and clang-format rewrite the sources
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/clang-format -i $$(git ls-files 'csrc/*')
+
+# No GPU is needed. A CUDA_HOME guessed from an nvcc on PATH may be a wrapper's folder.
+cuda-check: export CUDA_HOME ?= /usr/local/cuda
+cuda-check:  ## build with CUDA against torch 2.11, check that the kernels are there, run the tests
+	FORCE_CUDA=1 $(MAKE) test VENV=.venv-cuda TORCH=$(CUDA_TORCH)
+
+compat: cuda-check  ## run the CPU tests on the oldest and the newest supported torch
+	FORCE_CPU=1 $(MAKE) test VENV=.venv-newest TORCH=$(NEWEST_TORCH)
+
+gpu:  ## on a machine with a GPU: tests and benchmark with the torch of python3, installing nothing
+	$(MAKE) test PYTHON=python3
+	$(MAKE) bench PYTHON=python3 BENCH_ARGS='--device cuda'
+
+clean:  ## remove environments and everything that was built
+	rm -rf .venv .venv-cuda .venv-newest build lltm_ops.egg-info lltm_ops/*.so
+
+in-place:
+	$(PYTHON) setup.py --quiet build_ext --inplace
+
+# Rewritten only when TORCH changes, so that what depends on it is not made anew each time.
+$(VENV)/.torch: FORCE
+	@if [ "$$(cat $@ 2>/dev/null)" != "$(TORCH)" ]; then \
+		echo "installing $(TORCH) into $(VENV)" && \
+		$(BASE_PYTHON) -m venv $(VENV) && \
+		$(VENV)/bin/python -m pip install --quiet $(TORCH) setuptools ninja wheel && \
+		echo "$(TORCH)" > $@; \
+	fi
+
+$(VENV)/.built: $(VENV)/.torch $(SOURCES)
+	$(VENV)/bin/python -m pip install --quiet --no-build-isolation --editable '.[demo,test]'
+	@touch $@
+
+$(VENV)/.lint: $(VENV)/.torch Makefile
+	$(VENV)/bin/python -m pip install --quiet $(LINTERS)
+	@touch $@

@@ -1,0 +1,108 @@
+"""Autocast runs the whole cell in the autocast dtype, as it does lstm_cell."""
+
+import pytest
+import torch
+from common import TOLERANCES, double, each_device, gradients, reference_gradients, sample_inputs
+
+import lltm_ops
+
+each_low_dtype = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+each_way = pytest.mark.parametrize("way", ["eager", "compiled"])
+
+
+def step_of(way):
+    torch._dynamo.reset()
+    if way == "eager":
+        return lltm_ops.forward
+    return torch.compile(lltm_ops.forward, backend="aot_eager", fullgraph=True)
+
+
+@each_device
+@each_low_dtype
+@each_way
+def test_forward_and_backward(device, dtype, way):
+    inputs = sample_inputs(device, requires_grad=True)
+    step = step_of(way)
+    with torch.autocast(device, dtype):
+        outputs = step(*inputs)
+        assert all(output.dtype == dtype for output in outputs)
+        actual = gradients(step, inputs)
+    for ours, exact in zip(actual, reference_gradients(double(inputs)), strict=True):
+        assert ours.dtype == torch.float32  # the dtype of the parameter
+        torch.testing.assert_close(ours.cpu().double(), exact, **TOLERANCES[torch.bfloat16])
+
+
+@each_device
+@each_low_dtype
+def test_the_same_numbers_as_casting_by_hand(device, dtype):
+    inputs = sample_inputs(device)
+    with torch.autocast(device, dtype):
+        outputs = lltm_ops.forward(*inputs)
+        gates = torch.ops.lltm._forward_with_gates(*inputs)[2]
+    by_hand = torch.ops.lltm._forward_with_gates(*(tensor.to(dtype) for tensor in inputs))
+    for ours, expected in zip((*outputs, gates), by_hand, strict=True):
+        assert torch.equal(ours, expected)
+
+
+@each_device
+def test_mixed_dtypes_are_unified(device):
+    inputs = sample_inputs(device)
+    inputs[0] = inputs[0].bfloat16()
+    inputs[3] = inputs[3].half()
+    with torch.autocast(device, torch.bfloat16):
+        assert lltm_ops.forward(*inputs)[0].dtype == torch.bfloat16
+
+
+@each_device
+def test_float64_stays(device):
+    inputs = sample_inputs(device, torch.float64)
+    with torch.autocast(device, torch.bfloat16):
+        assert lltm_ops.forward(*inputs)[0].dtype == torch.float64
+
+
+@each_device
+@each_way
+def test_disabled_region(device, way):
+    inputs = sample_inputs(device)
+    step = step_of(way)
+    with torch.autocast(device, torch.bfloat16), torch.autocast(device, enabled=False):
+        assert step(*inputs)[0].dtype == torch.float32
+
+
+@each_device
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_backward_inside_a_region_that_forward_was_outside_of(device, create_graph):
+    inputs = sample_inputs(device, requires_grad=True)
+    loss = sum(output.square().sum() for output in lltm_ops.forward(*inputs))
+    expected = torch.autograd.grad(loss, inputs, retain_graph=True)
+    with torch.autocast(device, torch.bfloat16):
+        actual = torch.autograd.grad(loss, inputs, create_graph=create_graph)
+    for ours, exact in zip(actual, expected, strict=True):
+        torch.testing.assert_close(ours, exact)
+
+
+@each_device
+def test_gradient_penalty(device):
+    """Double backward inside the region."""
+    inputs = sample_inputs(device, requires_grad=True)
+    with torch.autocast(device, torch.bfloat16):
+        loss = sum(output.float().square().sum() for output in lltm_ops.forward(*inputs))
+        grads = torch.autograd.grad(loss, inputs, create_graph=True)
+        penalty = sum(grad.square().sum() for grad in grads)
+    penalty.backward()
+    assert all(tensor.grad.isfinite().all() for tensor in inputs)
+
+
+@each_device
+def test_the_cast_of_the_weights_is_cached(device):
+    cell = lltm_ops.LLTMCell(5, 4, device=device)
+    input = torch.randn(3, 5, device=device)
+    with torch.autocast(device, torch.bfloat16), torch.profiler.profile() as profile:
+        state = cell(input)
+        for _ in range(4):
+            state = cell(input, state)
+    casts = [event for event in profile.events() if event.name == "aten::to"]
+    copies = [event for event in profile.events() if event.name == "aten::_to_copy"]
+    assert len(casts) >= len(copies) > 0
+    # weights and bias once, input in each of five steps, the two zero states once each.
+    assert len(copies) <= 2 + 5 + 2

@@ -1,0 +1,238 @@
+"""torch.compile, compiled autograd, torch.export and AOTInductor: whole graphs, with our operators
+in them, static and dynamic."""
+
+import pytest
+import torch
+from common import each_device, gradients, needs_cuda, sample_inputs
+from expecttest import assert_expected_inline
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.testing import CompileCounter
+
+import lltm_ops
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo():
+    torch._dynamo.reset()
+
+
+class GraphRecorder:
+    """A backend that runs graphs as they are and remembers what they call."""
+
+    def __init__(self):
+        self.forward: list[str] = []
+        self.backward: list[str] = []
+        self.backend = aot_autograd(
+            fw_compiler=self._record(self.forward), bw_compiler=self._record(self.backward)
+        )
+
+    @staticmethod
+    def _record(calls):
+        def compiler(graph_module, example_inputs):
+            for node in graph_module.graph.nodes:
+                if node.op == "call_function":
+                    calls.append(str(node.target))
+            return graph_module.forward
+
+        return compiler
+
+
+def outputs_close(actual, expected):
+    for ours, eager in zip(actual, expected, strict=True):
+        torch.testing.assert_close(ours, eager)
+
+
+def test_our_operators_stand_in_the_training_graph():
+    recorder = GraphRecorder()
+    inputs = sample_inputs(requires_grad=True)
+    step = torch.compile(lltm_ops.forward, backend=recorder.backend, fullgraph=True)
+    gradients(step, inputs)
+    assert "lltm._forward_with_gates.default" in recorder.forward
+    assert "lltm.backward.default" in recorder.backward
+    assert not any("sigmoid" in call or "tanh" in call for call in recorder.backward)
+
+
+def test_our_operators_stand_in_the_graph_after_torch_func_was_used():
+    """Once torch.func ran on a thread, its thread-local state stays: no reason to decompose."""
+    torch.func.grad(lambda x: (x * x).sum())(torch.ones(2))
+    test_our_operators_stand_in_the_training_graph()
+
+
+def test_our_operator_stands_in_the_inference_graph():
+    recorder = GraphRecorder()
+    step = torch.compile(lltm_ops.forward, backend=recorder.backend, fullgraph=True)
+    with torch.no_grad():
+        step(*sample_inputs())
+    assert recorder.forward.count("lltm.forward.default") == 1
+    assert not recorder.backward
+
+
+@each_device
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compile_inference_and_training(device, dynamic, backend):
+    step = torch.compile(lltm_ops.forward, backend=backend, fullgraph=True, dynamic=dynamic)
+    with torch.no_grad():
+        inputs = sample_inputs(device)
+        outputs_close(step(*inputs), lltm_ops.forward(*inputs))
+    inputs = sample_inputs(device, requires_grad=True)
+    copies = [tensor.detach().clone().requires_grad_() for tensor in inputs]
+    outputs_close(gradients(step, inputs), gradients(lltm_ops.forward, copies))
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_one_graph_for_many_batch_sizes(requires_grad):
+    counter = CompileCounter()
+    step = torch.compile(lltm_ops.forward, backend=counter, fullgraph=True, dynamic=True)
+    for batch in (2, 3, 7, 16, 33):
+        inputs = sample_inputs(shape=(batch, 5, 4), requires_grad=requires_grad)
+        outputs_close(step(*inputs), lltm_ops.forward(*inputs))
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_automatic_dynamic_shapes_stop_at_two_graphs(requires_grad):
+    recorder = CompileCounter()
+    step = torch.compile(lltm_ops.LLTMCell(5, 4), backend=recorder, fullgraph=True)
+    for batch in (2, 3, 7, 16, 33):
+        with torch.set_grad_enabled(requires_grad):
+            step(torch.randn(batch, 5), (torch.randn(batch, 4), torch.randn(batch, 4)))
+    assert recorder.frame_count == 2
+
+
+def test_compiled_arguments_of_any_strides():
+    step = torch.compile(lltm_ops.forward, backend="aot_eager", fullgraph=True)
+    inputs = [t.t().contiguous().t() if t.dim() == 2 else t for t in sample_inputs()]
+    outputs_close(step(*inputs), lltm_ops.forward(*inputs))
+
+
+def test_a_model_around_the_cell():
+    """Views and in-place operations on both sides, as functionalisation meets them."""
+    cell = lltm_ops.LLTMCell(4, 4)
+
+    def model(input, h, c):
+        for t in range(3):
+            h, c = cell(input[:, t], (h, c))
+            h = h.mul(0.5).add_(1)
+        return h.t(), c[:, 1:]
+
+    arguments = (torch.randn(3, 3, 4), torch.randn(3, 4), torch.randn(3, 4))
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    outputs_close(compiled(*arguments), model(*arguments))
+    for function in (compiled, model):
+        cell.zero_grad()
+        sum(output.square().sum() for output in function(*arguments)).backward()
+        found = [parameter.grad for parameter in cell.parameters()]
+        if function is compiled:
+            expected = found
+    outputs_close(found, expected)
+
+
+@each_device
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_autograd(device, dynamic):
+    inputs = sample_inputs(device, requires_grad=True)
+    copies = [tensor.detach().clone().requires_grad_() for tensor in inputs]
+    recorder = GraphRecorder()
+    compiler = torch.compile(backend=recorder.backend, fullgraph=True, dynamic=dynamic)
+    with torch._dynamo.compiled_autograd._enable(compiler):
+        actual = gradients(lltm_ops.forward, inputs)
+    outputs_close(actual, gradients(lltm_ops.forward, copies))
+    assert "lltm.backward.default" in recorder.forward
+
+
+@pytest.mark.parametrize("required", [("weights", "bias"), ("input",), ("old_cell",)])
+def test_compiled_autograd_of_some_gradients(required):
+    names = ("input", "weights", "bias", "old_h", "old_cell")
+    inputs = sample_inputs()
+    for name, tensor in zip(names, inputs, strict=True):
+        tensor.requires_grad_(name in required)
+    expected = gradients(
+        lltm_ops.forward, [t.detach().requires_grad_(t.requires_grad) for t in inputs]
+    )
+    with torch._dynamo.compiled_autograd._enable(
+        torch.compile(backend="aot_eager", fullgraph=True)
+    ):
+        actual = gradients(lltm_ops.forward, inputs)
+    for ours, eager in zip(actual, expected, strict=True):
+        assert (ours is None) == (eager is None)
+        if ours is not None:
+            torch.testing.assert_close(ours, eager)
+
+
+@needs_cuda
+def test_cuda_graphs_of_inductor():
+    inputs = sample_inputs("cuda", requires_grad=True)
+    copies = [tensor.detach().clone().requires_grad_() for tensor in inputs]
+    step = torch.compile(lltm_ops.forward, mode="reduce-overhead", fullgraph=True)
+    expected = gradients(lltm_ops.forward, copies)
+    for _ in range(4):
+        for tensor in inputs:
+            tensor.grad = None
+        outputs_close(gradients(step, inputs), expected)
+
+
+class Step(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell = lltm_ops.LLTMCell(5, 4)
+
+    def forward(self, input, h, c):
+        return self.cell(input, (h, c))
+
+
+def exported(model):
+    batch = torch.export.Dim("batch", min=1, max=4096)
+    arguments = (torch.randn(3, 5), torch.randn(3, 4), torch.randn(3, 4))
+    shapes = {"input": {0: batch}, "h": {0: batch}, "c": {0: batch}}
+    return torch.export.export(model, arguments, dynamic_shapes=shapes)
+
+
+def test_exported_graph():
+    graph = exported(Step()).run_decompositions().graph
+    assert_expected_inline(
+        "\n".join(str(node.target) for node in graph.nodes if node.op == "call_function"),
+        """\
+lltm.forward.default
+<built-in function getitem>
+<built-in function getitem>""",
+    )
+
+
+def test_export_with_dynamic_batch_saved_and_loaded(tmp_path):
+    model = Step()
+    path = tmp_path / "step.pt2"
+    torch.export.save(exported(model), path)
+    loaded = torch.export.load(path).module()
+    for batch in (1, 3, 64):
+        arguments = (torch.randn(batch, 5), torch.randn(batch, 4), torch.randn(batch, 4))
+        outputs_close(loaded(*arguments), model(*arguments))
+
+
+def test_exported_module_trains():
+    model = Step()
+    module = exported(model).module()
+    arguments = (torch.randn(7, 5), torch.randn(7, 4), torch.randn(7, 4))
+    for function in (module, model):
+        sum(output.sum() for output in function(*arguments)).backward()
+    outputs_close(
+        [parameter.grad for parameter in module.parameters()],
+        [parameter.grad for parameter in model.parameters()],
+    )
+
+
+@each_device
+def test_aot_inductor_package(device, tmp_path):
+    model = Step().to(device)
+    batch = torch.export.Dim("batch", min=1, max=4096)
+    arguments = tuple(torch.randn(3, size, device=device) for size in (5, 4, 4))
+    shapes = {"input": {0: batch}, "h": {0: batch}, "c": {0: batch}}
+    with torch.no_grad():
+        program = torch.export.export(model, arguments, dynamic_shapes=shapes)
+        path = torch._inductor.aoti_compile_and_package(
+            program, package_path=str(tmp_path / "step.pt2")
+        )
+        loaded = torch._inductor.aoti_load_package(path)
+        for batch in (1, 3, 64):
+            arguments = tuple(torch.randn(batch, size, device=device) for size in (5, 4, 4))
+            outputs_close(loaded(*arguments), model(*arguments))

@@ -1,0 +1,130 @@
+"""What only a GPU can show: streams, graphs, synchronisation, large sizes. The rest of the suite
+runs on the GPU too."""
+
+import pytest
+import torch
+from common import assert_matches_float64, double, gradients, needs_cuda, sample_inputs
+
+import lltm_ops
+
+pytestmark = needs_cuda
+
+
+@pytest.fixture
+def errors_on_synchronisation():
+    torch.cuda.set_sync_debug_mode("error")
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+def test_runs_on_the_current_stream():
+    """A value that an earlier kernel of the stream writes late must be seen."""
+    inputs = sample_inputs("cuda", shape=(16, 32, 128))
+    expected = lltm_ops.forward(*inputs)
+    late = inputs[0].clone()
+    torch.cuda.synchronize()
+    late.zero_()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda._sleep(50_000_000)
+        late.copy_(inputs[0])
+        outputs = lltm_ops.forward(late, *inputs[1:])
+    torch.cuda.synchronize()
+    for ours, exact in zip(outputs, expected, strict=True):
+        torch.testing.assert_close(ours, exact)
+
+
+def test_two_streams_at_once():
+    inputs = sample_inputs("cuda", shape=(64, 128, 256))
+    expected = lltm_ops.forward(*inputs)
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    results = []
+    for _ in range(20):
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                results.append(lltm_ops.forward(*inputs))
+    torch.cuda.synchronize()
+    for outputs in results:
+        for ours, exact in zip(outputs, expected, strict=True):
+            assert torch.equal(ours, exact)
+
+
+def test_does_not_synchronise(errors_on_synchronisation):
+    inputs = sample_inputs("cuda", requires_grad=True)
+    for _ in range(2):
+        new_h, new_cell = lltm_ops.forward(*inputs)
+        torch.autograd.backward((new_h, new_cell), (new_h.detach(), new_cell.detach()))
+
+
+def test_graph_capture_and_replay():
+    inputs = sample_inputs("cuda", requires_grad=True)
+
+    def step():
+        outputs = lltm_ops.forward(*inputs)
+        return (*outputs, *torch.autograd.grad(sum(o.sum() for o in outputs), inputs))
+
+    warm_up = torch.cuda.Stream()
+    warm_up.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(warm_up):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(warm_up)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    with torch.no_grad():
+        for tensor in inputs:
+            tensor.mul_(0.5)
+    graph.replay()
+    torch.cuda.synchronize()
+    for ours, eager in zip(captured, step(), strict=True):
+        torch.testing.assert_close(ours, eager)
+
+
+def test_batch_above_the_limit_of_a_grid():
+    inputs = sample_inputs("cuda", shape=(70_001, 1, 3), requires_grad=True)
+    for ours, exact in zip(
+        lltm_ops.forward(*inputs), lltm_ops.reference(*double(inputs)), strict=True
+    ):
+        assert_matches_float64(ours, exact)
+    copies = double(inputs)
+    for ours, exact in zip(
+        gradients(lltm_ops.forward, inputs), gradients(lltm_ops.reference, copies), strict=True
+    ):
+        torch.testing.assert_close(ours.cpu().double(), exact, rtol=1e-3, atol=1e-2)
+
+
+def test_more_elements_than_a_32_bit_index_reaches():
+    """3 * batch * state_size is over 2^31; the last rows are compared."""
+    batch, state_size = 2**21 + 3, 352
+    if torch.cuda.mem_get_info()[0] < 40 * 2**30:
+        pytest.skip("needs 40 GiB of GPU memory")
+    inputs = sample_inputs("cuda", torch.bfloat16, (1, 2, state_size))
+    inputs[0] = torch.randn(batch, 2, device="cuda", dtype=torch.bfloat16)
+    inputs[3] = inputs[3].expand(batch, -1)
+    inputs[4] = inputs[4].expand(batch, -1)
+    gates = torch.ops.lltm._forward_with_gates(*inputs)[2]
+    assert gates.numel() > 2**31
+    new_h, new_cell = lltm_ops.forward(*inputs)
+    tail = [t[-5:] if t.shape[0] == batch else t for t in inputs]
+    for ours, exact in zip((new_h, new_cell), lltm_ops.reference(*double(tail)), strict=True):
+        torch.testing.assert_close(ours[-5:].cpu().double(), exact, rtol=3e-2, atol=3e-2)
+    grads = lltm_ops.backward(
+        new_h, new_cell, new_cell, gates, inputs[0], inputs[1], inputs[3], (True,) + (False,) * 4
+    )
+    rows = (new_h, new_cell, new_cell, gates, inputs[0])
+    tail = [tensor[-5:].cpu().double() for tensor in rows]
+    exact = lltm_ops.backward(*tail, inputs[1].cpu().double(), inputs[3][-5:].cpu().double())
+    torch.testing.assert_close(grads[0][-5:].cpu().double(), exact[0], rtol=5e-2, atol=5e-2)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_device_guard():
+    inputs = [tensor.to("cuda:1") for tensor in sample_inputs()]
+    with torch.cuda.device(0):
+        for ours, exact in zip(
+            lltm_ops.forward(*inputs), lltm_ops.reference(*double(inputs)), strict=True
+        ):
+            assert ours.device == torch.device("cuda:1")
+            assert_matches_float64(ours, exact)

@@ -1,0 +1,271 @@
+"""Bad input raises one sentence with operator, argument, expectation and finding, the same words on
+every path, and changes nothing."""
+
+import sys
+
+import pytest
+import torch
+from common import ARGUMENTS, BACKWARD_ARGUMENTS, backward_inputs, sample_inputs
+from expecttest import assert_expected_inline
+from torch._subclasses import FakeTensorMode
+
+import lltm_ops
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit.*:FutureWarning"),
+]
+
+
+def replace(name, change):
+    def bad(arguments):
+        arguments[name] = change(arguments[name])
+
+    return bad
+
+
+def retype(name, dtype):
+    return replace(name, lambda t: t.to(dtype))
+
+
+def reshape(name, *size):
+    return replace(name, lambda t: t.new_zeros(size))
+
+
+# batch 3, input_features 5, state_size 4.
+FORWARD_CASES = {
+    "input of rank 1": reshape("input", 5),
+    "input of rank 3": reshape("input", 1, 3, 5),
+    "input too wide": reshape("input", 3, 6),
+    "weights of rank 1": reshape("weights", 12),
+    "weights with rows not in three": reshape("weights", 11, 9),
+    "weights too narrow": reshape("weights", 12, 8),
+    "weights transposed": replace("weights", lambda t: t.t()),
+    "bias of rank 2": reshape("bias", 1, 12),
+    "bias too long": reshape("bias", 13),
+    "bias too short": reshape("bias", 4),
+    "bias of one": reshape("bias", 1),
+    "old_h of rank 1": reshape("old_h", 4),
+    "old_h of another batch": reshape("old_h", 2, 4),
+    "old_h of batch one": reshape("old_h", 1, 4),
+    "old_cell of another state_size": reshape("old_cell", 3, 5),
+    "all of integers": lambda a: a.update({k: v.long() for k, v in a.items()}),
+    "all complex": lambda a: a.update({k: v.to(torch.complex64) for k, v in a.items()}),
+    "all of bool": lambda a: a.update({k: v.bool() for k, v in a.items()}),
+    "all of float8": lambda a: a.update({k: v.to(torch.float8_e4m3fn) for k, v in a.items()}),
+    "weights of double": retype("weights", torch.float64),
+    "bias of half": retype("bias", torch.float16),
+    "old_h of integers": retype("old_h", torch.int64),
+    "old_cell of bfloat16": retype("old_cell", torch.bfloat16),
+}
+BACKWARD_CASES = {
+    "grad_h of another batch": reshape("grad_h", 2, 4),
+    "grad_cell of rank 1": reshape("grad_cell", 4),
+    "new_cell of another state_size": reshape("new_cell", 3, 1),
+    "gates of one state_size": reshape("gates", 3, 4),
+    "input of rank 1": reshape("input", 5),
+    "weights with rows not in three": reshape("weights", 13, 9),
+    "old_h of another batch": reshape("old_h", 1, 4),
+    "grad_h of double": retype("grad_h", torch.float64),
+    "all of integers": lambda a: a.update({k: v.long() for k, v in a.items()}),
+}
+# Where the dispatcher, not the shape, is the difficulty; not expressible everywhere.
+SPECIAL_CASES = {
+    "input None": replace("input", lambda t: None),
+    "bias None": replace("bias", lambda t: None),
+    "old_cell None": replace("old_cell", lambda t: None),
+    "weights on another device": replace("weights", lambda t: t.to("meta")),
+    "old_h sparse": replace("old_h", lambda t: t.to_sparse()),
+    "input sparse": replace("input", lambda t: t.to_sparse()),
+    "weights sparse CSR": replace("weights", lambda t: t.to_sparse_csr()),
+    "input mkldnn": replace("input", lambda t: t.to_mkldnn()),
+}
+
+
+def forward_arguments(case):
+    arguments = dict(zip(ARGUMENTS, sample_inputs(), strict=True))
+    ({**FORWARD_CASES, **SPECIAL_CASES})[case](arguments)
+    return list(arguments.values())
+
+
+def backward_arguments(case):
+    arguments = dict(zip(BACKWARD_ARGUMENTS, backward_inputs(), strict=True))
+    BACKWARD_CASES[case](arguments)
+    return list(arguments.values())
+
+
+def message(op, arguments) -> str:
+    with pytest.raises(RuntimeError) as error:
+        op(*arguments)
+    return str(error.value)
+
+
+def catalogue(op, arguments_of, cases) -> str:
+    lines = (f"{case}: {message(op, arguments_of(case))}" for case in cases)
+    return "\n".join(lines)
+
+
+def test_messages_of_forward():
+    assert_expected_inline(
+        catalogue(lltm_ops.forward, forward_arguments, [*FORWARD_CASES, *SPECIAL_CASES]),
+        """\
+input of rank 1: lltm::forward: expected input to have 2 dimensions [batch, input_features], but got 1
+input of rank 3: lltm::forward: expected input to have 2 dimensions [batch, input_features], but got 3
+input too wide: lltm::forward: expected weights to have shape [3 * state_size, state_size + input_features] = [12, 10] for input of shape [3, 6], but got [12, 9]
+weights of rank 1: lltm::forward: expected weights to have 2 dimensions [3 * state_size, state_size + input_features], but got 1
+weights with rows not in three: lltm::forward: expected weights to have shape [3 * state_size, state_size + input_features] with a number of rows divisible by 3, but got [11, 9]
+weights too narrow: lltm::forward: expected weights to have shape [3 * state_size, state_size + input_features] = [12, 9] for input of shape [3, 5], but got [12, 8]
+weights transposed: lltm::forward: expected weights to have shape [3 * state_size, state_size + input_features] = [9, 8] for input of shape [3, 5], but got [9, 12]
+bias of rank 2: lltm::forward: expected bias to have 1 dimension [3 * state_size], but got 2
+bias too long: lltm::forward: expected bias to have shape [3 * state_size] = [12], but got [13]
+bias too short: lltm::forward: expected bias to have shape [3 * state_size] = [12], but got [4]
+bias of one: lltm::forward: expected bias to have shape [3 * state_size] = [12], but got [1]
+old_h of rank 1: lltm::forward: expected old_h to have 2 dimensions [batch, state_size], but got 1
+old_h of another batch: lltm::forward: expected old_h to have shape [batch, state_size] = [3, 4], but got [2, 4]
+old_h of batch one: lltm::forward: expected old_h to have shape [batch, state_size] = [3, 4], but got [1, 4]
+old_cell of another state_size: lltm::forward: expected old_cell to have shape [batch, state_size] = [3, 4], but got [3, 5]
+all of integers: lltm::forward: expected input to have dtype Double, Float, BFloat16 or Half, but got Long
+all complex: lltm::forward: expected input to have dtype Double, Float, BFloat16 or Half, but got ComplexFloat
+all of bool: lltm::forward: expected input to have dtype Double, Float, BFloat16 or Half, but got Bool
+all of float8: lltm::forward: expected input to have dtype Double, Float, BFloat16 or Half, but got Float8_e4m3fn
+weights of double: lltm::forward: expected weights to have the dtype of input, Float, but got Double
+bias of half: lltm::forward: expected bias to have the dtype of input, Float, but got Half
+old_h of integers: lltm::forward: expected old_h to have the dtype of input, Float, but got Long
+old_cell of bfloat16: lltm::forward: expected old_cell to have the dtype of input, Float, but got BFloat16
+input None: lltm::forward: expected input to be a tensor, but got an undefined tensor or None
+bias None: lltm::forward: expected bias to be a tensor, but got an undefined tensor or None
+old_cell None: lltm::forward: expected old_cell to be a tensor, but got an undefined tensor or None
+weights on another device: lltm::forward: expected weights to be on the device of input, cpu, but got meta
+old_h sparse: lltm::forward: expected old_h to be a dense tensor, but got layout Sparse
+input sparse: lltm::forward: expected input to be a dense tensor, but got layout Sparse
+weights sparse CSR: lltm::forward: expected weights to be a dense tensor, but got layout SparseCsr
+input mkldnn: lltm::forward: expected input to be a dense tensor, but got layout Mkldnn""",
+    )
+
+
+def test_messages_of_backward():
+    assert_expected_inline(
+        catalogue(lltm_ops.backward, backward_arguments, BACKWARD_CASES),
+        """\
+grad_h of another batch: lltm::backward: expected grad_h to have shape [batch, state_size] = [3, 4], but got [2, 4]
+grad_cell of rank 1: lltm::backward: expected grad_cell to have 2 dimensions [batch, state_size], but got 1
+new_cell of another state_size: lltm::backward: expected new_cell to have shape [batch, state_size] = [3, 4], but got [3, 1]
+gates of one state_size: lltm::backward: expected gates to have shape [batch, 3 * state_size] = [3, 12], but got [3, 4]
+input of rank 1: lltm::backward: expected input to have 2 dimensions [batch, input_features], but got 1
+weights with rows not in three: lltm::backward: expected weights to have shape [3 * state_size, state_size + input_features] with a number of rows divisible by 3, but got [13, 9]
+old_h of another batch: lltm::backward: expected old_h to have shape [batch, state_size] = [3, 4], but got [1, 4]
+grad_h of double: lltm::backward: expected grad_h to have the dtype of input, Float, but got Double
+all of integers: lltm::backward: expected input to have dtype Double, Float, BFloat16 or Half, but got Long""",
+    )
+
+
+def scripted(*arguments):
+    return torch.jit.script(lltm_ops.forward)(*arguments)
+
+
+def fake(*arguments):
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        return torch.ops.lltm.forward(*arguments)
+
+
+def compiled(*arguments):
+    torch._dynamo.reset()
+    return torch.compile(torch.ops.lltm.forward, backend="eager", fullgraph=True)(*arguments)
+
+
+def with_grad(*arguments):
+    leaves = [t.requires_grad_() if t.is_floating_point() else t for t in arguments]
+    return torch.ops.lltm.forward(*leaves)
+
+
+def on_meta(*arguments):
+    return torch.ops.lltm.forward(*(tensor.to("meta") for tensor in arguments))
+
+
+def composite(*arguments):
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.XPU)
+    return torch.ops.lltm.forward.default.redispatch(keys, *arguments)
+
+
+def mapped(*arguments):
+    return torch.func.vmap(torch.ops.lltm.forward, in_dims=(0, None, None, None, None))(
+        arguments[0].unsqueeze(0), *arguments[1:]
+    )
+
+
+def dual(*arguments):
+    return torch.func.jvp(
+        lambda h: torch.ops.lltm.forward(*arguments[:3], h, arguments[4]),
+        (arguments[3],),
+        (arguments[3],),
+    )
+
+
+PATHS = {
+    "with_gates": torch.ops.lltm._forward_with_gates,
+    "with_grad": with_grad,
+    "meta": on_meta,
+    "fake": fake,
+    "composite": composite,
+    "compile": compiled,
+    "script": scripted,
+    "vmap": mapped,
+    "jvp": dual,
+}
+
+
+if sys.version_info >= (3, 14):
+    del PATHS["script"]
+
+# There are no tangents of integers, and torch.compile itself rejects sparse tensors.
+INEXPRESSIBLE = {
+    "jvp": [case for case in FORWARD_CASES if "all of" in case or "old_h of integers" in case],
+    "compile": [case for case in SPECIAL_CASES if "sparse" in case],
+}
+
+
+def pairs(paths, cases):
+    return [(p, c) for p in paths for c in cases if c not in INEXPRESSIBLE.get(p, [])]
+
+
+@pytest.mark.parametrize(("path", "case"), pairs(PATHS, FORWARD_CASES))
+def test_every_path_says_the_same_words(path, case):
+    arguments = forward_arguments(case)
+    expected = message(torch.ops.lltm.forward, arguments)
+    assert expected in message(PATHS[path], arguments)
+
+
+@pytest.mark.parametrize(
+    ("path", "case"),
+    pairs(sorted(PATHS.keys() & {"with_gates", "script", "compile"}), SPECIAL_CASES),
+)
+def test_special_cases_say_the_same_words(path, case):
+    arguments = forward_arguments(case)
+    expected = message(torch.ops.lltm.forward, arguments)
+    assert expected in message(PATHS[path], arguments)
+
+
+@pytest.mark.parametrize("case", BACKWARD_CASES)
+def test_backward_says_the_same_words_on_meta(case):
+    arguments = backward_arguments(case)
+    expected = message(torch.ops.lltm.backward, arguments)
+    assert expected in message(torch.ops.lltm.backward, [t.to("meta") for t in arguments])
+
+
+@pytest.mark.parametrize("case", FORWARD_CASES)
+def test_nothing_changes(case):
+    arguments = forward_arguments(case)
+    before = [(tensor.clone(), tensor._version) for tensor in arguments]
+    message(torch.ops.lltm.forward, arguments)
+    for tensor, (copy, version) in zip(arguments, before, strict=True):
+        assert tensor._version == version
+        assert torch.equal(tensor.to(torch.complex128), copy.to(torch.complex128))
+
+
+def test_the_module_adds_no_words_of_its_own():
+    cell = lltm_ops.LLTMCell(5, 4)
+    with pytest.raises(RuntimeError, match=r"lltm::forward: expected weights to have shape"):
+        cell(torch.zeros(3, 6))
+    with pytest.raises(RuntimeError, match=r"lltm::forward: expected old_h to have shape"):
+        cell(torch.zeros(3, 5), (torch.zeros(2, 4), torch.zeros(3, 4)))

@@ -1,0 +1,231 @@
+"""torch.func and forward-mode AD: every number, against the plain-PyTorch cell."""
+
+import itertools
+
+import pytest
+import torch
+import torch.autograd.forward_ad as fwAD
+from common import ARGUMENTS, backward_inputs, each_device, sample_inputs
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+
+import lltm_ops
+
+SMALL = (2, 3, 3)
+
+
+def loss_of(op):
+    def loss(*args):
+        new_h, new_cell = op(*args)
+        return (new_h * new_h).sum() + new_cell.sin().sum()
+
+    return loss
+
+
+def close(actual, expected):
+    if isinstance(expected, torch.Tensor):
+        torch.testing.assert_close(actual, expected)
+        return
+    assert len(actual) == len(expected)
+    for ours, exact in zip(actual, expected, strict=True):
+        close(ours, exact)
+
+
+ALL = tuple(range(5))
+
+
+@each_device
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda op: grad(loss_of(op), argnums=ALL),
+        lambda op: jacrev(op, argnums=ALL),
+        lambda op: jacfwd(op, argnums=ALL),
+        lambda op: hessian(loss_of(op), argnums=(0, 2, 4)),
+        lambda op: jacfwd(jacrev(loss_of(op), argnums=1), argnums=1),
+        lambda op: jacrev(jacrev(loss_of(op), argnums=3), argnums=1),
+        lambda op: grad(lambda *a: grad(loss_of(op), argnums=1)(*a).square().sum(), argnums=ALL),
+        lambda op: lambda *args: vjp(op, *args)[1](op(*args)),
+        lambda op: lambda *args: jvp(op, args, tuple(a.cos() for a in args)),
+        lambda op: lambda *args: jvp(grad(loss_of(op)), args, tuple(a.cos() for a in args)),
+        lambda op: lambda *args: vmap(grad(loss_of(op), argnums=ALL), (0, None, None, 0, 0))(
+            *(a.unsqueeze(1) if i in (0, 3, 4) else a for i, a in enumerate(args))
+        ),
+    ],
+    ids=[
+        "grad", "jacrev", "jacfwd", "hessian", "jacfwd of jacrev", "jacrev of jacrev",
+        "grad of grad", "vjp", "jvp", "jvp of grad", "vmap of grad",
+    ],
+)  # fmt: skip
+def test_transform(device, transform):
+    inputs = sample_inputs(device, torch.float64, SMALL)
+    close(transform(lltm_ops.forward)(*inputs), transform(lltm_ops.reference)(*inputs))
+
+
+def mapped_inputs(inputs, in_dims, size):
+    """inputs with a new dimension of that size where in_dims says, each slice different."""
+    factors = torch.linspace(0.5, 1.5, size, dtype=torch.float64)
+
+    def add(tensor, dim):
+        if dim is None:
+            return tensor
+        return torch.stack([tensor * factor for factor in factors.to(tensor.device)], dim)
+
+    return [add(tensor, dim) for tensor, dim in zip(inputs, in_dims, strict=True)]
+
+
+def loop(op, inputs, in_dims, size):
+    """What vmap means."""
+    results = []
+    for index in range(size):
+        slices = (
+            tensor if dim is None else tensor.select(dim, index)
+            for tensor, dim in zip(inputs, in_dims, strict=True)
+        )
+        results.append(op(*slices))
+    return tuple(torch.stack(column) for column in zip(*results, strict=True))
+
+
+SUBSETS = [dims for dims in itertools.product([None, 0], repeat=5) if any(d == 0 for d in dims)]
+
+
+@each_device
+@pytest.mark.parametrize("in_dims", SUBSETS, ids=str)
+def test_vmap_over_any_subset(device, in_dims):
+    inputs = mapped_inputs(sample_inputs(device, torch.float64, SMALL), in_dims, 4)
+    close(vmap(lltm_ops.forward, in_dims)(*inputs), loop(lltm_ops.reference, inputs, in_dims, 4))
+
+
+@pytest.mark.parametrize("in_dims", [(1, None, None, 0, 2), (2, 1, None, 1, 0), (-1, 2, 1, -1, 0)])
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_vmap_over_any_dimension(in_dims, requires_grad):
+    inputs = mapped_inputs(sample_inputs("cpu", torch.float64, SMALL), in_dims, 4)
+    inputs = [tensor.detach().requires_grad_(requires_grad) for tensor in inputs]
+    actual = vmap(lltm_ops.forward, in_dims, out_dims=1)(*inputs)
+    expected = [out.movedim(0, 1) for out in loop(lltm_ops.reference, inputs, in_dims, 4)]
+    close(actual, expected)
+    if requires_grad:
+        close(
+            torch.autograd.grad(sum(a.sin().sum() for a in actual), inputs),
+            torch.autograd.grad(sum(e.sin().sum() for e in expected), inputs),
+        )
+
+
+@pytest.mark.parametrize("inner", [(0, None, None, 0, 0), (None, 0, None, None, None)])
+@pytest.mark.parametrize("outer", [(0, None, None, 0, 0), (None, 0, 0, None, None)])
+def test_vmap_of_vmap(inner, outer):
+    base = sample_inputs("cpu", torch.float64, SMALL)
+    inputs = mapped_inputs(mapped_inputs(base, inner, 2), outer, 3)
+    nested = vmap(vmap(lltm_ops.forward, inner), outer)(*inputs)
+    expected = loop(lambda *a: loop(lltm_ops.reference, a, inner, 2), inputs, outer, 3)
+    close(nested, expected)
+
+
+def test_vmap_calls_one_operator_where_the_weights_are_shared():
+    inputs = mapped_inputs(sample_inputs(shape=SMALL), (0, None, None, 0, 0), 4)
+    with torch.profiler.profile() as profile:
+        vmap(lltm_ops.forward, (0, None, None, 0, 0))(*inputs)
+    names = [event.name for event in profile.events()]
+    assert names.count("lltm::forward") >= 1
+    assert "aten::sigmoid" not in names
+
+
+@pytest.mark.parametrize("mapped", [0, 4])
+@pytest.mark.parametrize("shape", [(0, 3, 3), (2, 0, 3), (2, 3, 3)], ids=str)
+def test_vmap_of_empty(mapped, shape):
+    inputs = sample_inputs(dtype=torch.float64, shape=shape)
+    inputs[0] = inputs[0].expand(mapped, *inputs[0].shape)
+    new_h, new_cell = vmap(lltm_ops.forward, (0, None, None, None, None))(*inputs)
+    assert new_h.shape == new_cell.shape == (mapped, shape[0], shape[2])
+
+
+@pytest.mark.parametrize(
+    "in_dims", [(0, None, None, None, None, None, None), (None, 0, 0, 0, 1, None, 0), (0,) * 7]
+)
+@pytest.mark.parametrize("mask", [(True,) * 5, (True, False, False, True, True)])
+def test_vmap_of_backward(in_dims, mask):
+    inputs = mapped_inputs(backward_inputs("cpu", torch.float64, SMALL), in_dims, 4)
+
+    def op(*args):
+        return tuple(g for g in lltm_ops.backward(*args, mask) if g is not None)
+
+    close(vmap(op, in_dims)(*inputs), loop(op, inputs, in_dims, 4))
+
+
+def test_per_sample_gradients_of_a_module():
+    cell = lltm_ops.LLTMCell(3, 4, dtype=torch.float64)
+    parameters = dict(cell.named_parameters())
+    inputs = torch.randn(6, 3, dtype=torch.float64)
+
+    def loss(parameters, input):
+        new_h, new_cell = functional_call(cell, parameters, (input.unsqueeze(0),))
+        return new_h.sum() + new_cell.square().sum()
+
+    per_sample = vmap(grad(loss), (None, 0))(parameters, inputs)
+    for index in range(6):
+        expected = torch.autograd.grad(loss(parameters, inputs[index]), list(cell.parameters()))
+        close([value[index] for value in per_sample.values()], expected)
+
+
+def test_ensemble_of_modules():
+    cells = [lltm_ops.LLTMCell(3, 4, dtype=torch.float64) for _ in range(5)]
+    parameters, buffers = torch.func.stack_module_state(cells)
+    input = torch.randn(2, 3, dtype=torch.float64)
+    outputs = vmap(lambda p, b: functional_call(cells[0], (p, b), (input,)))(parameters, buffers)
+    for index, cell in enumerate(cells):
+        close([output[index] for output in outputs], cell(input))
+
+
+@each_device
+@pytest.mark.parametrize("argument", ARGUMENTS)
+def test_forward_mode_ad_by_value(device, argument):
+    """A hand-written autograd node would return a wrong tangent without an error."""
+    inputs = sample_inputs(device, torch.float64)
+    position = ARGUMENTS.index(argument)
+    tangent = inputs[position].cos()
+
+    def tangents(op):
+        with fwAD.dual_level():
+            duals = list(inputs)
+            duals[position] = fwAD.make_dual(inputs[position], tangent)
+            return [fwAD.unpack_dual(output).tangent for output in op(*duals)]
+
+    step = 1e-6
+    ahead, behind = list(inputs), list(inputs)
+    ahead[position] = inputs[position] + step * tangent
+    behind[position] = inputs[position] - step * tangent
+    for ours, exact, after, before in zip(
+        tangents(lltm_ops.forward),
+        tangents(lltm_ops.reference),
+        lltm_ops.forward(*ahead),
+        lltm_ops.forward(*behind),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, exact)
+        torch.testing.assert_close(ours, (after - before) / (2 * step), rtol=1e-6, atol=1e-7)
+
+
+def test_forward_mode_ad_through_backward():
+    """Tangents that come in by grad_outputs alone."""
+    inputs = sample_inputs("cpu", torch.float64, requires_grad=True)
+
+    def tangents(op):
+        new_h, new_cell = op(*inputs)
+        with fwAD.dual_level():
+            grads = [
+                fwAD.make_dual(t.detach().clone(), t.detach().cos()) for t in (new_h, new_cell)
+            ]
+            results = torch.autograd.grad((new_h, new_cell), inputs, grads)
+            return [fwAD.unpack_dual(result).tangent for result in results]
+
+    close(tangents(lltm_ops.forward), tangents(lltm_ops.reference))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_vmap_under_autocast(dtype):
+    inputs = mapped_inputs(sample_inputs(shape=SMALL), (0, 0, None, None, None), 3)
+    with torch.autocast("cpu", dtype):
+        mapped = vmap(lltm_ops.forward, (0, 0, None, None, None))(*inputs)
+        expected = loop(lltm_ops.forward, inputs, (0, 0, None, None, None), 3)
+    assert all(output.dtype == dtype for output in mapped)
+    for ours, exact in zip(mapped, expected, strict=True):
+        torch.testing.assert_close(ours, exact, rtol=2e-2, atol=2e-2)

@@ -1,0 +1,102 @@
+"""TorchScript, which PyTorch has deprecated and does not support on Python 3.14 and later."""
+
+import io
+import sys
+
+import pytest
+import torch
+from common import gradients, sample_inputs
+from expecttest import assert_expected_inline
+
+import lltm_ops
+
+pytestmark = [
+    pytest.mark.skipif(sys.version_info >= (3, 14), reason="TorchScript ends with Python 3.13"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit.*:FutureWarning"),
+]
+
+
+def saved_and_loaded(module):
+    buffer = io.BytesIO()
+    torch.jit.save(module, buffer)
+    buffer.seek(0)
+    return torch.jit.load(buffer)
+
+
+def test_scripted_code():
+    @torch.jit.script
+    def step(input, weights, bias, old_h, old_cell):
+        return torch.ops.lltm.forward(input, weights, bias, old_h, old_cell)
+
+    assert_expected_inline(
+        step.code,
+        """\
+def step(input: Tensor,
+    weights: Tensor,
+    bias: Tensor,
+    old_h: Tensor,
+    old_cell: Tensor) -> Tuple[Tensor, Tensor]:
+  _0, _1 = ops.lltm.forward(input, weights, bias, old_h, old_cell)
+  return (_0, _1)
+""",
+    )
+
+
+def test_functional_forms_script():
+    inputs = sample_inputs()
+    for function in (lltm_ops.forward, lltm_ops.reference):
+        for ours, eager in zip(torch.jit.script(function)(*inputs), function(*inputs), strict=True):
+            torch.testing.assert_close(ours, eager)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("batch", [None, 3])
+@pytest.mark.parametrize("with_state", [True, False])
+def test_module_scripted_saved_and_loaded(bias, batch, with_state):
+    cell = lltm_ops.LLTMCell(5, 4, bias=bias)
+    lead = () if batch is None else (batch,)
+    state = (torch.randn(*lead, 4), torch.randn(*lead, 4)) if with_state else None
+    input = torch.randn(*lead, 5)
+    loaded = saved_and_loaded(torch.jit.script(cell))
+    for ours, eager in zip(loaded(input, state), cell(input, state), strict=True):
+        assert torch.equal(ours, eager)
+
+
+def test_trains_after_loading():
+    cell = lltm_ops.LLTMCell(5, 4)
+    loaded = saved_and_loaded(torch.jit.script(cell))
+    input = torch.randn(3, 5)
+    for module in (cell, loaded):
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            new_h, new_cell = module(input)
+            (new_h.sum() + new_cell.square().sum()).backward()
+            optimizer.step()
+    for ours, eager in zip(loaded.parameters(), cell.parameters(), strict=True):
+        torch.testing.assert_close(ours, eager)
+
+
+def test_gradients_of_script():
+    step = torch.jit.script(lltm_ops.forward)
+    inputs = sample_inputs(dtype=torch.float64, requires_grad=True)
+    copies = [tensor.detach().clone().requires_grad_() for tensor in inputs]
+    for _ in range(3):  # the profiling executor specialises on later calls
+        for tensor in inputs:
+            tensor.grad = None
+        actual = gradients(step, inputs)
+    for ours, eager in zip(actual, gradients(lltm_ops.forward, copies), strict=True):
+        torch.testing.assert_close(ours, eager)
+
+
+def test_traced_and_frozen():
+    cell = lltm_ops.LLTMCell(5, 4).eval()
+    input = torch.randn(3, 5)
+    traced = torch.jit.trace(cell, (input, (torch.randn(3, 4), torch.randn(3, 4))))
+    assert "lltm::forward" in str(traced.inlined_graph)
+    frozen = torch.jit.freeze(torch.jit.script(cell))
+    state = (torch.randn(2, 4), torch.randn(2, 4))
+    for module in (saved_and_loaded(traced), frozen):
+        for ours, eager in zip(module(input[:2], state), cell(input[:2], state), strict=True):
+            torch.testing.assert_close(ours, eager)

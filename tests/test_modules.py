@@ -1,0 +1,142 @@
+"""LLTMCell behaves like nn.LSTMCell."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from common import each_device, each_dtype
+from torch import nn
+
+import lltm_ops
+
+
+def test_signature_and_parameters():
+    cell = lltm_ops.LLTMCell(10, 20, dtype=torch.float64)
+    shapes = {name: tuple(parameter.shape) for name, parameter in cell.named_parameters()}
+    assert shapes == {"weights": (60, 30), "bias": (60,)}
+    assert all(parameter.dtype == torch.float64 for parameter in cell.parameters())
+    assert cell.weights.abs().max() <= 20**-0.5
+    assert dict(lltm_ops.LLTMCell(10, 20, bias=False).named_parameters()).keys() == {"weights"}
+    assert lltm_ops.LLTMCell(10, 20, device="meta").weights.is_meta
+
+
+def test_repr():
+    assert repr(lltm_ops.LLTMCell(10, 20)) == "LLTMCell(10, 20)"
+    assert repr(lltm_ops.LLTMCell(10, 20, bias=False)) == "LLTMCell(10, 20, bias=False)"
+
+
+@each_device
+@each_dtype
+@pytest.mark.parametrize("bias", [True, False])
+def test_call_is_the_operator(device, dtype, bias):
+    cell = lltm_ops.LLTMCell(5, 4, bias=bias, device=device, dtype=dtype)
+    input, h, c = (torch.randn(3, size, device=device, dtype=dtype) for size in (5, 4, 4))
+    b = cell.bias if bias else torch.zeros(12, device=device, dtype=dtype)
+    for actual, expected in zip(
+        cell(input, (h, c)), lltm_ops.forward(input, cell.weights, b, h, c), strict=True
+    ):
+        assert torch.equal(actual, expected)
+
+
+def test_state_defaults_to_zeros():
+    cell = lltm_ops.LLTMCell(5, 4)
+    input = torch.randn(3, 5)
+    zeros = torch.zeros(3, 4)
+    for actual, expected in zip(cell(input), cell(input, (zeros, zeros)), strict=True):
+        assert torch.equal(actual, expected)
+
+
+@pytest.mark.parametrize("with_state", [True, False])
+def test_unbatched_input(with_state):
+    cell = lltm_ops.LLTMCell(5, 4)
+    input, h, c = torch.randn(5), torch.randn(4), torch.randn(4)
+    batched = (h.unsqueeze(0), c.unsqueeze(0)) if with_state else None
+    actual = cell(input, (h, c) if with_state else None)
+    for ours, expected in zip(actual, cell(input.unsqueeze(0), batched), strict=True):
+        assert ours.shape == (4,)
+        assert torch.equal(ours, expected.squeeze(0))
+
+
+@pytest.mark.parametrize("sizes", [(0, 4), (5, 1), (0, 1)])
+def test_small_sizes(sizes):
+    input_size, hidden_size = sizes
+    cell = lltm_ops.LLTMCell(input_size, hidden_size)
+    new_h, new_cell = cell(torch.randn(3, input_size))
+    assert new_h.shape == new_cell.shape == (3, hidden_size)
+    assert lltm_ops.LLTMCell(5, 4)(torch.randn(0, 5))[0].shape == (0, 4)
+
+
+def through_pickle(module):
+    return pickle.loads(pickle.dumps(module))
+
+
+def through_save(module):
+    buffer = io.BytesIO()
+    torch.save(module, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=False)
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, copy.copy, through_pickle, through_save])
+def test_copies(duplicate):
+    cell = lltm_ops.LLTMCell(5, 4)
+    other = duplicate(cell)
+    input = torch.randn(3, 5)
+    assert torch.equal(other(input)[0], cell(input)[0])
+    assert repr(other) == repr(cell)
+
+
+@pytest.mark.parametrize("bias_shape", [(60,), (1, 60)])
+def test_a_checkpoint_of_the_tutorial_loads(bias_shape):
+    class TutorialLLTM(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weights = nn.Parameter(torch.randn(60, 30) * 0.1)
+            self.bias = nn.Parameter(torch.randn(*bias_shape))
+
+    old = nn.ModuleDict({"rnn": TutorialLLTM()})
+    new = nn.ModuleDict({"rnn": lltm_ops.LLTMCell(10, 20)})
+    checkpoint = old.state_dict()
+    assert str(new.load_state_dict(checkpoint)) == "<All keys matched successfully>"
+    assert checkpoint["rnn.bias"].shape == bias_shape
+    arguments = (torch.randn(3, 10), torch.randn(3, 20), torch.randn(3, 20))
+    input, h, c = arguments
+    expected = lltm_ops.reference(input, old["rnn"].weights, old["rnn"].bias.flatten(), h, c)
+    for ours, exact in zip(new["rnn"](input, (h, c)), expected, strict=True):
+        torch.testing.assert_close(ours, exact)
+
+
+@pytest.mark.parametrize("bias_shape", [(3,), (1, 30), (60, 1), (2, 60)])
+def test_a_checkpoint_with_a_wrong_bias_is_refused(bias_shape):
+    checkpoint = {"weights": torch.zeros(60, 30), "bias": torch.zeros(bias_shape)}
+    with pytest.raises(RuntimeError, match="size mismatch for bias"):
+        lltm_ops.LLTMCell(10, 20).load_state_dict(checkpoint)
+
+
+def test_learns():
+    """Remembers the first of six inputs: the gradient passes through time."""
+    torch.manual_seed(0)
+    cell, head = lltm_ops.LLTMCell(1, 16), nn.Linear(16, 1)
+    optimizer = torch.optim.Adam([*cell.parameters(), *head.parameters()], lr=1e-2)
+    losses = []
+    for _ in range(100):
+        input = torch.randn(6, 32, 1)
+        state = cell(input[0])
+        for x in input[1:]:
+            state = cell(x, state)
+        loss = (head(state[0]) - input[0]).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert sum(losses[-10:]) < 0.2 * sum(losses[:10])
+
+
+def test_the_functions_are_documented():
+    for public in (lltm_ops.forward, lltm_ops.backward, lltm_ops.reference, lltm_ops.LLTMCell):
+        assert len(public.__doc__) > 100
+    for operator in (lltm_ops.forward, lltm_ops.backward):
+        for word in ("Args:", "Returns:", "Raises:", "Source:"):
+            assert word in operator.__doc__

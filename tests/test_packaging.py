@@ -1,0 +1,160 @@
+"""Building, loading, and what is said where that fails; each in a process of its own."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import lltm_ops
+from lltm_ops import _extension
+
+ROOT = Path(__file__).resolve().parent.parent
+LIBRARY = next(Path(lltm_ops.__file__).parent.glob(f"{_extension.library_name()}.*"))
+
+
+def run(code, folder=ROOT, **environment):
+    """Python runs code with folder first on its path. Returns exit code and all output."""
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(folder), **environment},
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    return result.returncode, result.stdout
+
+
+@pytest.fixture
+def package_without_library(tmp_path):
+    shutil.copytree(ROOT / "lltm_ops", tmp_path / "lltm_ops", ignore=shutil.ignore_patterns("*.so"))
+    return tmp_path
+
+
+def test_build_info():
+    info = lltm_ops.build_info()
+    assert info.keys() == {
+        "lltm_ops", "python", "torch", "built_for_torch", "compiler", "cuda", "cuda_architectures",
+        "cpu_capability",
+    }  # fmt: skip
+    assert info["lltm_ops"] == lltm_ops.__version__
+    assert torch.__version__.startswith(info["built_for_torch"])
+    assert (info["cuda"] == "not built") == (info["cuda_architectures"] == "none")
+
+
+def test_every_source_file_has_a_base_name_of_its_own():
+    names = [Path(source).stem + Path(source).suffix for source in _extension.sources(cuda=True)]
+    assert len(set(names)) == len(names)
+    in_tree = {path.name for path in (ROOT / "csrc").rglob("*") if path.suffix in (".cpp", ".cu")}
+    assert in_tree == set(names)
+
+
+def test_builds_just_in_time(tmp_path):
+    """The same sources, in a process that must not take the installed library."""
+    code = """
+import torch, lltm_ops
+assert "lltm_ops_C_torch" in open("/proc/self/maps").read()
+assert "abi3" not in "".join(l for l in open("/proc/self/maps") if "_C_torch" in l)
+a = [torch.randn(3, 5), torch.randn(12, 9), torch.randn(12), torch.randn(3, 4), torch.randn(3, 4)]
+torch.testing.assert_close(lltm_ops.forward(*a), lltm_ops.reference(*a))
+print("just in time")
+"""
+    status, output = run(
+        code, LLTM_OPS_JIT="1", FORCE_CPU="1", TORCH_EXTENSIONS_DIR=str(tmp_path), MAX_JOBS="2"
+    )
+    assert status == 0 and output.endswith("just in time\n"), output
+
+
+def test_a_library_loaded_by_hand_is_not_loaded_twice():
+    """Twice would abort the process."""
+    code = f"import torch; torch.ops.load_library({str(LIBRARY)!r}); import lltm_ops; print('once')"
+    assert run(code) == (0, "once\n")
+
+
+def test_without_library(package_without_library):
+    status, output = run("import lltm_ops", package_without_library)
+    assert status == 1
+    assert re.search(
+        r"ImportError: lltm_ops: expected a library built for torch \S+ in \S+, but got none: "
+        r"build it with `pip install --no-build-isolation \.`",
+        output,
+    ), output
+
+
+def test_with_libraries_for_other_versions_of_torch(package_without_library):
+    for name in ("_C_torch29.abi3.so", "_C_torch210.abi3.so"):
+        (package_without_library / "lltm_ops" / name).touch()
+    status, output = run("import lltm_ops", package_without_library)
+    assert status == 1
+    assert "but got one for torch 2.10 and torch 2.9: build it with" in output
+
+
+def test_a_library_that_does_not_load(package_without_library):
+    """As after an upgrade of torch: a symbol that the library needs is gone."""
+    broken = package_without_library / "lltm_ops" / LIBRARY.name
+    code = "int gone_from_torch(void); int call(void) { return gone_from_torch(); }"
+    compiler = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(broken)]
+    subprocess.run(compiler, input=code, text=True, check=True)
+    status, output = run("import lltm_ops", package_without_library)
+    assert status == 1
+    assert re.search(
+        r"ImportError: lltm_ops: \S+ does not load with torch \S+ \(.*undefined symbol: "
+        r"gone_from_torch\): build it with",
+        output,
+    ), output
+
+
+def test_just_in_time_without_sources(package_without_library):
+    status, output = run("import lltm_ops", package_without_library, LLTM_OPS_JIT="1")
+    assert status == 1
+    assert "ImportError: lltm_ops: no C++ sources at" in output
+
+
+def test_setup_without_torch_says_so():
+    code = (
+        "import sys, runpy; sys.modules['torch'] = None; sys.argv = ['setup.py', '--version']; "
+        "runpy.run_path('setup.py', run_name='__main__')"
+    )
+    status, output = run(code)
+    assert status == 1
+    assert output.strip().splitlines()[-1].startswith("lltm_ops is compiled against the torch")
+    assert "Traceback" not in output
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has CUDA")
+def test_forced_cuda_that_cannot_be_built(monkeypatch):
+    monkeypatch.delenv("FORCE_CPU", raising=False)
+    monkeypatch.setenv("FORCE_CUDA", "1")
+    with pytest.raises(RuntimeError, match=r"FORCE_CUDA=1, but torch .* was built without CUDA"):
+        _extension.builds_cuda()
+
+
+def test_forced_cpu(monkeypatch):
+    monkeypatch.setenv("FORCE_CPU", "1")
+    assert not _extension.builds_cuda()
+    assert not any(source.endswith(".cu") for source in _extension.sources(cuda=False))
+
+
+@pytest.mark.parametrize("name", ["DEBUG"])
+def test_debug_build_has_symbols(monkeypatch, name):
+    monkeypatch.setenv(name, "1")
+    assert {"-O0", "-g"} <= set(_extension.compile_args(cuda=False)["cxx"])
+
+
+def test_the_library_asks_for_no_python_and_no_openmp_of_its_own():
+    """So it loads without Python, and shares the threads of libtorch."""
+    undefined = subprocess.run(
+        ["nm", "--dynamic", "--undefined-only", str(LIBRARY)], capture_output=True, text=True
+    ).stdout
+    assert "GOMP_parallel" in undefined
+    assert not re.search(r" _?Py[A-Z_]", undefined)
+    needed = subprocess.run(
+        ["readelf", "--dynamic", str(LIBRARY)], capture_output=True, text=True
+    ).stdout
+    assert "libtorch_cpu.so" in needed
+    assert "gomp" not in needed and "libpython" not in needed

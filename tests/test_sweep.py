@@ -1,0 +1,47 @@
+"""Random shapes, strides, dtypes and values, against the float64 reference."""
+
+import torch
+from common import (
+    ARGUMENTS,
+    DTYPES,
+    LAYOUTS,
+    TOLERANCES,
+    assert_matches_float64,
+    double,
+    gradients,
+    reference_gradients,
+    sample_inputs,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import lltm_ops
+
+DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    device=st.sampled_from(DEVICES),
+    dtype=st.sampled_from(DTYPES),
+    shape=st.tuples(st.integers(0, 40), st.integers(0, 70), st.integers(1, 70)),
+    layouts=st.tuples(*[st.sampled_from(list(LAYOUTS))] * 5),
+    scale=st.sampled_from([0.0, 0.1, 1.0]),
+)
+def test_forward_and_gradients(device, dtype, shape, layouts, scale):
+    inputs = sample_inputs(device, dtype, shape)
+    for position, (name, layout) in enumerate(zip(ARGUMENTS, layouts, strict=True)):
+        if name == "bias" and layout == "transposed":
+            layout = "strided"
+        inputs[position] = LAYOUTS[layout](inputs[position] * scale).requires_grad_()
+    exact_inputs = double(inputs)
+    for ours, exact in zip(
+        lltm_ops.forward(*inputs), lltm_ops.reference(*exact_inputs), strict=True
+    ):
+        assert_matches_float64(ours, exact)
+    growth = max(1, shape[0]) ** 0.5
+    tolerance = {name: value * growth for name, value in TOLERANCES[dtype].items()}
+    for ours, exact in zip(
+        gradients(lltm_ops.forward, inputs), reference_gradients(exact_inputs), strict=True
+    ):
+        torch.testing.assert_close(ours.cpu().double(), exact, **tolerance)
