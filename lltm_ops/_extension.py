@@ -1,7 +1,8 @@
 """What is compiled, and how: the one place where sources and flags stand.
 
-``setup.py`` runs this file by its path, because importing the package would load
-the library that is being built; :func:`load_just_in_time` uses it from within.
+``setup.py`` runs this file by its path, because importing the package would load the library that
+is being built; :func:`load_just_in_time` uses it from within. torch.utils.cpp_extension is imported
+where it is used: at import of the package it would cost time, and warn where there is no GPU.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils import cpp_extension
 
 # Without a GPU to ask, and for wheels: Ampere, Hopper, and PTX for what follows.
 DEFAULT_CUDA_ARCHITECTURES = "8.0;9.0+PTX"
@@ -45,6 +45,8 @@ def builds_cuda() -> bool:
     """
     if _flag("FORCE_CPU"):
         return False
+    from torch.utils import cpp_extension
+
     lacking = None
     if torch.version.cuda is None:
         lacking = f"torch {torch.__version__} was built without CUDA"
@@ -89,7 +91,9 @@ def compile_args(cuda: bool) -> dict[str, list[str]]:
 
 
 def extension() -> Any:
-    """The setuptools extension, and a line of print that says what it will be."""
+    """The setuptools extension. Prints a line that says what it will be."""
+    from torch.utils import cpp_extension
+
     cuda = builds_cuda()
     args = compile_args(cuda)
     kind = f"CUDA {torch.version.cuda} for {os.environ['TORCH_CUDA_ARCH_LIST']}" if cuda else "CPU"
@@ -116,6 +120,8 @@ def load_just_in_time(verbose: bool = False) -> None:
     Raises:
         ImportError: if there is no checkout around this file.
     """
+    from torch.utils import cpp_extension
+
     if not CSRC.is_dir():
         raise ImportError(f"lltm_ops: no C++ sources at {CSRC} to build just in time")
     cuda = builds_cuda()

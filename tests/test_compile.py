@@ -7,6 +7,7 @@ from common import each_device, gradients, needs_cuda, sample_inputs
 from expecttest import assert_expected_inline
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounter
+from torch._functorch.aot_autograd import make_boxed_func
 
 import lltm_ops
 
@@ -32,7 +33,7 @@ class GraphRecorder:
             for node in graph_module.graph.nodes:
                 if node.op == "call_function":
                     calls.append(str(node.target))
-            return graph_module.forward
+            return make_boxed_func(graph_module.forward)
 
         return compiler
 

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,22 @@ def test_every_source_file_has_a_base_name_of_its_own():
     assert in_tree == set(names)
 
 
+def test_wheel(tmp_path):
+    """One for all Pythons; what the documented `pip install --no-build-isolation .` installs."""
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation", "--no-deps"]
+    subprocess.run([*pip, "--wheel-dir", str(tmp_path), str(ROOT)], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert re.fullmatch(r"lltm_ops-[\d.]+-cp310-abi3-linux_\w+\.whl", wheel.name)
+    names = zipfile.ZipFile(wheel).namelist()
+    assert f"lltm_ops/{LIBRARY.name}" in names
+    assert "lltm_ops/py.typed" in names
+    assert not any("torch/lib" in name or name.startswith(("csrc", "tests")) for name in names)
+    installed = tmp_path / "installed"
+    zipfile.ZipFile(wheel).extractall(installed)
+    status, output = run("import lltm_ops; print(lltm_ops.__file__)", installed)
+    assert (status, output) == (0, f"{installed}/lltm_ops/__init__.py\n")
+
+
 def test_builds_just_in_time(tmp_path):
     """The same sources, in a process that must not take the installed library."""
     code = """
@@ -68,6 +85,11 @@ print("just in time")
         code, LLTM_OPS_JIT="1", FORCE_CPU="1", TORCH_EXTENSIONS_DIR=str(tmp_path), MAX_JOBS="2"
     )
     assert status == 0 and output.endswith("just in time\n"), output
+
+
+def test_import_does_not_load_what_builds():
+    code = "import sys, lltm_ops; print('torch.utils.cpp_extension' in sys.modules)"
+    assert run(code) == (0, "False\n")
 
 
 def test_a_library_loaded_by_hand_is_not_loaded_twice():

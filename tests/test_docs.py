@@ -1,0 +1,84 @@
+"""What README and docs say is so: their code runs, and what they name is there."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def blocks(page, language):
+    return re.findall(rf"^ *```{language}\n(.*?)^ *```$", page.read_text(), re.M | re.S)
+
+
+PYTHON_BLOCKS = [
+    pytest.param(block, id=f"{page.name}-{number}")
+    for page in PAGES
+    for number, block in enumerate(blocks(page, "python"))
+]
+SHELL_LINES = sorted(
+    {line.strip() for page in PAGES for block in blocks(page, "sh") for line in block.splitlines()}
+)
+
+
+@pytest.mark.parametrize("code", PYTHON_BLOCKS)
+def test_python_block_runs(code, tmp_path):
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("line", SHELL_LINES)
+def test_shell_line_is_a_target_or_the_documented_install(line):
+    """The install itself is tried by test_packaging, the targets by being run."""
+    if line == "pip install --no-build-isolation .":
+        return
+    command = re.sub(r"^(\w+=\S+ )*make", "make --dry-run", line)
+    assert command != line
+    subprocess.run(command, shell=True, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+
+
+@each_page
+def test_no_other_kind_of_block(page):
+    """A language that no test here runs would be a block that nobody runs."""
+    languages = set(re.findall(r"^ *```(\w+)$", page.read_text(), re.M))
+    assert languages <= {"python", "sh", "text"}
+
+
+@each_page
+def test_links_lead_somewhere(page):
+    targets = re.findall(r"\]\(([^)#]+)\)", page.read_text())
+    missing = [t for t in targets if not t.startswith("http") and not (page.parent / t).exists()]
+    assert not missing
+
+
+@each_page
+def test_named_tests_exist(page):
+    for file, name in re.findall(r"`(tests/\w+\.py)::(\w+)`", page.read_text()):
+        assert f"def {name}(" in (ROOT / file).read_text(), name
+    for name in re.findall(r"`(test_\w+)`", page.read_text()):
+        assert any(f"def {name}(" in file.read_text() for file in (ROOT / "tests").glob("*.py")), (
+            name
+        )
+
+
+def test_every_row_of_what_composes_names_a_test():
+    table = (ROOT / "README.md").read_text().split("## What composes")[1].split("\n## ")[0]
+    rows = [line for line in table.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) > 10
+    assert all(re.search(r"`tests/\w+\.py::\w+` \|$", row) for row in rows)
+
+
+def test_the_tree_of_the_readme_is_there():
+    tree = blocks(ROOT / "README.md", "text")[0]
+    for line in tree.splitlines():
+        folder, description = line.split(maxsplit=1)
+        assert (ROOT / folder).is_dir(), folder
+        for name in re.findall(r"\w+\.(?:py|md)", description):
+            assert (ROOT / folder / name).exists(), name
