@@ -30,7 +30,7 @@ def forward(
         old_cell: cell state, ``[batch, state_size]``.
 
     All on one device and of one dtype (float64, float32, bfloat16 or float16), with any strides.
-    Low precision accumulates in float32.
+    In low precision, matrix products and gate functions accumulate in float32.
 
     Returns:
         ``(new_h, new_cell)``, each ``[batch, state_size]`` and contiguous.

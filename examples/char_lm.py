@@ -1,0 +1,486 @@
+"""Trains a character-level language model with the LLTM cell, then runs it four ways.
+
+The model reads Python's own documentation (or ``--text``) in chunks. An LLTM has no forget gate, so
+its cell state only ever adds up: carried from chunk to chunk it grew into the tens of thousands and
+spoilt the validation figure. Every chunk therefore starts from a state of zeros.
+
+Afterwards the trained model runs eagerly, through torch.jit.script, torch.compile and torch.export,
+beside the same model with its cell in plain PyTorch: all have to agree, and each is timed.
+"""
+
+import argparse
+import hashlib
+import math
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.benchmark import Timer
+
+import lltm_ops
+
+try:
+    from matplotlib.figure import Figure
+    from tqdm import tqdm
+except ImportError as error:
+    sys.exit(f"char_lm.py: {error.name} is missing: pip install lltm_ops[demo]")
+
+State = tuple[Tensor, Tensor]
+Way = Callable[[Tensor, State], tuple[Tensor, State]]
+
+# What a checkpoint must share with the run that resumes from it, beside the text. The number of
+# steps is part of it, for the learning rate follows it.
+CONFIG = ("steps", "batch_size", "length", "embedding_size", "hidden_size", "learning_rate", "seed")
+# torch.compile and torch.export unroll the loop over time, and so take longer the longer it is.
+COMPARED_LENGTH = 16
+# Trained weights amplify the rounding of one step in the next.
+TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}
+
+
+class UsageError(Exception):
+    """Something the user gave cannot be used: the message says what, in one sentence."""
+
+
+class PlainCell(lltm_ops.LLTMCell):
+    """The same parameters, the mathematics in plain PyTorch."""
+
+    def forward(self, input: Tensor, state: State) -> State:
+        return lltm_ops.reference(input, self.weights, self.bias, *state)
+
+
+class CharLM(nn.Module):
+    """Embedding, cell and a linear layer: logits of each next character, and the last state."""
+
+    def __init__(
+        self,
+        vocabulary_size: int,
+        embedding_size: int,
+        hidden_size: int,
+        cell_class: type[lltm_ops.LLTMCell] = lltm_ops.LLTMCell,
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary_size, embedding_size)
+        self.cell = cell_class(embedding_size, hidden_size)
+        self.head = nn.Linear(hidden_size, vocabulary_size)
+
+    def forward(
+        self, tokens: Tensor, state: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        outputs = []
+        for character in self.embedding(tokens).unbind(1):
+            state = self.cell(character, state)
+            outputs.append(state[0])
+        return self.head(torch.stack(outputs, dim=1)), state
+
+    def initial_state(self, batch_size: int) -> State:
+        zeros = self.head.weight.new_zeros(batch_size, self.cell.hidden_size)
+        return zeros, zeros
+
+
+@dataclass
+class Corpus:
+    """A text as chunks of characters, each with one more to predict.
+
+    Attributes:
+        vocabulary: the distinct characters.
+        batches: ``[batches, batch_size, length + 1]``. Row i of one batch goes on in row i of the
+            next, so a batch is drawn from all over the text, in an order that needs no random
+            numbers.
+        validation: ``[chunks, length + 1]``, from the last tenth of the text.
+        opening: the text with which the validation part begins.
+        digest: identifies the text.
+    """
+
+    vocabulary: str
+    batches: Tensor
+    validation: Tensor
+    opening: str
+    digest: str
+
+    @classmethod
+    def of(cls, text: str, batch_size: int, length: int, device: torch.device) -> "Corpus":
+        least = 10 * max(math.ceil((batch_size * length + 1) / 9), length + 1)
+        if len(text) < least:
+            raise UsageError(
+                f"the text is too short: expected at least {least:,} characters for --batch-size "
+                f"{batch_size} and --length {length}, but got {len(text):,}"
+            )
+        vocabulary = "".join(sorted(set(text)))
+        tokens = encode(text, vocabulary).to(device)
+        training = len(text) - len(text) // 10
+        chunks = tokens[:training].unfold(0, length + 1, length)
+        count = len(chunks) // batch_size
+        return cls(
+            vocabulary,
+            chunks[: count * batch_size].view(batch_size, count, length + 1).transpose(0, 1),
+            tokens[training:].unfold(0, length + 1, length),
+            text[training : training + 40],
+            hashlib.sha256(text.encode()).hexdigest(),
+        )
+
+
+@dataclass
+class Training:
+    """Everything that a checkpoint restores.
+
+    Attributes:
+        bits: bits per character of each step.
+        validation_bits: step, and bits per character of the validation text after it.
+    """
+
+    model: CharLM
+    optimizer: torch.optim.Optimizer
+    scheduler: torch.optim.lr_scheduler.LRScheduler
+    config: dict[str, Any]
+    vocabulary: str
+    bits: list[float] = field(default_factory=list)
+    validation_bits: list[tuple[int, float]] = field(default_factory=list)
+
+    def save(self, path: Path) -> None:
+        """Replaces the file in one go: whenever this is cut short, one whole checkpoint remains."""
+        temporary = path.with_suffix(".tmp")
+        torch.save(
+            {
+                "model": self.model.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "scheduler": self.scheduler.state_dict(),
+                "step": len(self.bits),
+                "config": self.config,
+                "vocabulary": self.vocabulary,
+                "bits": self.bits,
+                "validation_bits": self.validation_bits,
+            },
+            temporary,
+        )
+        os.replace(temporary, path)
+
+    def load(self, path: Path, device: torch.device) -> None:
+        if not path.exists():
+            raise UsageError(f"--resume: there is no checkpoint {path}")
+        try:
+            saved = torch.load(path, map_location=device, weights_only=True)
+            config = saved["config"]
+        except Exception as error:
+            raise UsageError(f"--resume: {path} is not a checkpoint of this program") from error
+        for name, expected in self.config.items():
+            if (got := config.get(name)) != expected:
+                option = f"--{name.replace('_', '-')}"
+                raise UsageError(
+                    f"--resume: {path} was trained on another text"
+                    if name == "text"
+                    else f"--resume: {path} was trained with {option} {got}, not {expected}"
+                )
+        self.model.load_state_dict(saved["model"])
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.scheduler.load_state_dict(saved["scheduler"])
+        self.bits = saved["bits"]
+        self.validation_bits = saved["validation_bits"]
+
+
+def read_text(path: Path | None) -> str:
+    if path is None:
+        # The topics share paragraphs, and validation on what was trained on would flatter.
+        paragraphs = "\n\n".join(topics.values()).split("\n\n")
+        return "\n\n".join(dict.fromkeys(paragraphs))
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"cannot read --text {path}: {reason}") from error
+
+
+def encode(text: str, vocabulary: str) -> Tensor:
+    index = {character: i for i, character in enumerate(vocabulary)}
+    if unknown := sorted(set(text) - set(vocabulary)):
+        raise UsageError(f"--prompt has characters that the text has not: {''.join(unknown)!r}")
+    return torch.tensor([index[character] for character in text])
+
+
+def loss_of(model: CharLM, chunks: Tensor, reduction: str = "mean") -> Tensor:
+    logits, _ = model(chunks[:, :-1], model.initial_state(len(chunks)))
+    return F.cross_entropy(logits.flatten(0, 1), chunks[:, 1:].flatten(), reduction=reduction)
+
+
+@torch.no_grad()
+def validate(model: CharLM, chunks: Tensor, batch_size: int) -> float:
+    """Bits per character."""
+    total = sum(loss_of(model, batch, "sum").item() for batch in chunks.split(batch_size))
+    return total / chunks[:, 1:].numel() / math.log(2)
+
+
+def train_step(training: Training, chunks: Tensor) -> float:
+    training.optimizer.zero_grad()
+    loss = loss_of(training.model, chunks)
+    loss.backward()
+    nn.utils.clip_grad_norm_(training.model.parameters(), max_norm=1.0)
+    training.optimizer.step()
+    training.scheduler.step()
+    return loss.item()
+
+
+@contextmanager
+def interrupts_as_request() -> Iterator[threading.Event]:
+    """Ctrl-C sets the event and cuts no step in half; a second one interrupts as usual."""
+    requested = threading.Event()
+
+    def request(*_: object) -> None:
+        requested.set()
+        signal.signal(signal.SIGINT, previous)
+
+    previous = signal.signal(signal.SIGINT, request)
+    try:
+        yield requested
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def train(training: Training, corpus: Corpus, args: argparse.Namespace) -> bool:
+    """Trains up to ``--steps``; false if Ctrl-C came before. Leaves a checkpoint and a picture."""
+    checkpoint = args.output / "checkpoint.pt"
+    size = args.batch_size * args.length
+    first = len(training.bits)
+    bar = tqdm(
+        total=args.steps * size, initial=first * size, unit="char", unit_scale=True, mininterval=0.5
+    )
+    with interrupts_as_request() as stop, bar:
+        for step in range(first, args.steps):
+            loss = train_step(training, corpus.batches[step % len(corpus.batches)])
+            if not math.isfinite(loss):
+                sys.exit(f"The loss is {loss} after step {step}: try a smaller --learning-rate.")
+            training.bits.append(loss / math.log(2))
+            bar.set_postfix(loss=f"{loss:.3f}", bpc=f"{training.bits[-1]:.3f}", refresh=False)
+            bar.update(size)
+            if (step + 1) % args.validate_every == 0 or step + 1 == args.steps:
+                bits = validate(training.model, corpus.validation, args.batch_size)
+                training.validation_bits.append((step + 1, bits))
+                recent = statistics.fmean(training.bits[-args.validate_every :])
+                bar.write(
+                    f"step {step + 1:5}: bits per character {recent:.3f} in training, "
+                    f"{bits:.3f} in validation"
+                )
+                training.save(checkpoint)
+            if stop.is_set():
+                break
+    training.save(checkpoint)
+    plot(training, args.output / "loss.png")
+    return len(training.bits) >= args.steps
+
+
+def plot(training: Training, path: Path) -> None:
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    smoothed = accumulate(training.bits, lambda mean, bits: 0.95 * mean + 0.05 * bits)
+    axes.plot(range(1, len(training.bits) + 1), list(smoothed), label="training, smoothed")
+    if training.validation_bits:
+        axes.plot(*zip(*training.validation_bits, strict=True), "o-", label="validation")
+    axes.set(xlabel="step", ylabel="bits per character", title="Character-level LLTM")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=150)
+
+
+@torch.no_grad()
+def sample(
+    model: CharLM, vocabulary: str, prompt: str, length: int, temperature: float, seed: int
+) -> str:
+    """The prompt, and characters drawn one by one from what the model expects after it."""
+    device = model.head.weight.device
+    generator = torch.Generator().manual_seed(seed)
+    tokens, state = encode(prompt, vocabulary)[None], model.initial_state(1)
+    text = prompt
+    for _ in range(length):
+        logits, state = model(tokens.to(device), state)
+        probabilities = torch.softmax(logits[0, -1].cpu() / temperature, dim=0)
+        tokens = torch.multinomial(probabilities, 1, generator=generator)[None]
+        text += vocabulary[tokens.item()]
+    return text
+
+
+def script(model: CharLM) -> Way:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r".*torch\.jit\.script", DeprecationWarning)
+        return torch.jit.script(model)
+
+
+def export(model: CharLM, tokens: Tensor) -> Way:
+    """Exported with two rows and a dynamic batch, to be called with as many as there are."""
+    batch = torch.export.Dim("batch")
+    arguments = (torch.zeros_like(tokens[:1]).repeat(2, 1), model.initial_state(2))
+    shapes = ({0: batch}, ({0: batch}, {0: batch}))
+    return torch.export.export(model, arguments, dynamic_shapes=shapes).module()
+
+
+def plain_model(model: CharLM) -> CharLM:
+    vocabulary_size, embedding_size = model.embedding.weight.shape
+    plain = CharLM(vocabulary_size, embedding_size, model.cell.hidden_size, PlainCell)
+    plain.load_state_dict(model.state_dict())
+    return plain.to(model.head.weight.device).eval()
+
+
+def medians(ways: dict[str, Way], arguments: tuple[Tensor, State]) -> dict[str, float]:
+    """Seconds per call. The ways take turns, so that a busy moment is nobody's alone."""
+    timers = {
+        name: Timer(
+            "way(*arguments)",
+            globals={"way": way, "arguments": arguments},
+            num_threads=torch.get_num_threads(),
+        )
+        for name, way in ways.items()
+    }
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for timer in timers.values():
+        timer.timeit(3)  # compiles, and warms the caches
+    for _ in range(5):
+        for name, timer in timers.items():
+            times[name].append(timer.blocked_autorange(min_run_time=0.2).median)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+@torch.no_grad()
+def compare(model: CharLM, chunks: Tensor) -> bool:
+    """Prints a table of all ways to run the model; whether they agree."""
+    tokens = chunks[:, :COMPARED_LENGTH].contiguous()
+    arguments = (tokens, model.initial_state(len(tokens)))
+    ways: dict[str, Way] = {"eager": model}
+    if sys.version_info < (3, 14):
+        ways["torch.jit.script"] = script(model)
+    else:
+        print("torch.jit.script is left out: PyTorch does not support it on Python 3.14 and later.")
+    ways["torch.compile"] = torch.compile(model, fullgraph=True)
+    ways["torch.export"] = export(model, tokens)
+    count = len(ways)
+    plain = plain_model(model)
+    ways["plain PyTorch"] = plain
+    ways["plain, compiled"] = torch.compile(plain, fullgraph=True)
+
+    times = medians(ways, arguments)
+    expected = model(*arguments)
+    failures = []
+    print(f"\n{tokens.shape[0]} rows of {tokens.shape[1]} characters:")
+    print(f"{'':18}{'difference':>12}{'time per call':>15}{'speed-up':>10}")
+    for name, way in ways.items():
+        actual = way(*arguments)
+        difference = (actual[0] - expected[0]).abs().max().item()
+        ratio = times["plain PyTorch"] / times[name]
+        print(f"{name:18}{difference:12.1e}{times[name] * 1e3:12.2f} ms{ratio:9.2f}x")
+        try:
+            torch.testing.assert_close(actual, expected, **TOLERANCE)
+        except AssertionError as error:
+            failures.append(f"{name} does not agree with eager: {error}")
+    print("difference: largest of a logit from eager; speed-up: over plain PyTorch.")
+    print("\n".join(failures) or f"The {count} ways agree, and plain PyTorch with them.")
+    return not failures
+
+
+def positive(kind: type[int] | type[float]) -> Callable[[str], int | float]:
+    def parse(value: str) -> int | float:
+        try:
+            number = kind(value)
+        except ValueError:
+            number = 0
+        if not 0 < number < math.inf:
+            wanted = f"expected a positive {kind.__name__}"
+            raise argparse.ArgumentTypeError(f"{wanted}, but got {value}")
+        return number
+
+    return parse
+
+
+def usable_device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        lltm_ops.LLTMCell(1, 1, device=device)(torch.zeros(1, 1, device=device))[0].item()
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise argparse.ArgumentTypeError(f"{name} cannot be used: {reason}") from error
+    return device
+
+
+def default_device() -> str:
+    built = lltm_ops.build_info()["cuda"] != "not built"
+    return "cuda" if built and torch.cuda.is_available() else "cpu"
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    add = parser.add_argument
+    add("--text", type=Path, metavar="FILE", help="UTF-8 text; if not given, Python's help topics")
+    add("--output", type=Path, metavar="DIR", default="runs/char_lm", help="where results go")
+    add("--resume", action="store_true", help="continue from the checkpoint in --output")
+    add("--device", type=usable_device, default=default_device(), help="as cpu or cuda:0")
+    add("--steps", type=positive(int), default=1200, help="training steps in all")
+    add("--batch-size", type=positive(int), default=32, help="chunks per step")
+    add("--length", type=positive(int), default=64, help="characters per chunk")
+    add("--embedding-size", type=positive(int), default=64, help="inputs of the cell")
+    add("--hidden-size", type=positive(int), default=256, help="state of the cell")
+    add("--learning-rate", type=positive(float), default=0.016, help="at first; it falls to 0")
+    add("--validate-every", type=positive(int), default=200, metavar="STEPS", help="and save")
+    add("--seed", type=int, default=0, help="on a CPU, the same seed gives the same model")
+    add("--prompt", help="what the sample begins with; if not given, the validation text's opening")
+    add("--sample-length", type=positive(int), default=400, help="characters to generate")
+    add("--temperature", type=positive(float), default=0.7, help="below 1: more likely characters")
+    add("--skip-compare", action="store_true", help="train and sample only")
+    return parser
+
+
+def prepare(args: argparse.Namespace) -> tuple[Training, Corpus]:
+    corpus = Corpus.of(read_text(args.text), args.batch_size, args.length, args.device)
+    encode(args.prompt or "", corpus.vocabulary)
+    torch.manual_seed(args.seed)
+    model = CharLM(len(corpus.vocabulary), args.embedding_size, args.hidden_size).to(args.device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=args.learning_rate)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.steps)
+    config = {"text": corpus.digest} | {name: getattr(args, name) for name in CONFIG}
+    training = Training(model, optimizer, scheduler, config, corpus.vocabulary)
+    if args.resume:
+        training.load(args.output / "checkpoint.pt", args.device)
+    try:
+        args.output.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=args.output).close()
+    except OSError as error:
+        raise UsageError(f"cannot write to --output {args.output}: {error.strerror}") from error
+    return training, corpus
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = parser()
+    args = arguments.parse_args(argv)
+    try:
+        training, corpus = prepare(args)
+    except UsageError as error:
+        arguments.error(str(error))
+    print(
+        f"{corpus.batches.numel():,} characters, {len(corpus.vocabulary)} different ones; "
+        f"{sum(p.numel() for p in training.model.parameters()):,} parameters; {args.device}; "
+        f"{torch.get_num_threads()} threads"
+    )
+    if not train(training, corpus, args):
+        print(f"Stopped after step {len(training.bits)}; --resume continues from {args.output}.")
+        return 130
+    model = training.model.eval()
+    print(f"\nA sample, temperature {args.temperature}:")
+    prompt = args.prompt or corpus.opening
+    print(sample(model, corpus.vocabulary, prompt, args.sample_length, args.temperature, args.seed))
+    if args.skip_compare or compare(model, corpus.validation[: args.batch_size]):
+        return 0
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

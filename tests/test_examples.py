@@ -1,0 +1,210 @@
+"""The examples run as a user runs them, with settings so small that they learn next to nothing."""
+
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import lltm_ops
+
+pytest.importorskip("tqdm")
+pytest.importorskip("matplotlib")
+
+CHAR_LM = Path(__file__).parent.parent / "examples" / "char_lm.py"
+TINY = [
+    "--device=cpu",
+    "--batch-size=4",
+    "--length=16",
+    "--embedding-size=8",
+    "--hidden-size=16",
+    "--validate-every=10",
+    "--sample-length=20",
+]
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+
+def start(*options):
+    """The example as a process of its own, which finds the package that is tested here."""
+    package_parent = str(Path(lltm_ops.__file__).parent.parent)
+    path = os.pathsep.join([package_parent, *filter(None, [os.environ.get("PYTHONPATH")])])
+    # One thread: more would only wait for each other, the work is so little.
+    environment = os.environ | {
+        "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    return subprocess.Popen(
+        [sys.executable, str(CHAR_LM), *TINY, *map(str, options)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process, returncode=0):
+    """What it printed, once it ended as it should have."""
+    stdout, stderr = process.communicate(timeout=300)
+    assert process.returncode == returncode, stdout + stderr
+    assert "Traceback" not in stderr
+    return stdout
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Output folder and printed text of a whole run."""
+    output = tmp_path_factory.mktemp("char_lm")
+    printed = finish(start("--steps=40", "--learning-rate=0.1", "--output", output))
+    return output, printed
+
+
+@pytest.fixture(scope="module")
+def char_lm():
+    return imported()
+
+
+def imported():
+    """The example as a module, for what needs no process of its own."""
+    spec = importlib.util.spec_from_file_location("char_lm", CHAR_LM)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_char_lm_learns_and_leaves_its_results(trained):
+    output, printed = trained
+    bits = [
+        (float(training), float(validation))
+        for training, validation in re.findall(r"(\S+) in training, (\S+) in validation", printed)
+    ]
+    assert len(bits) == 4
+    for first, last in zip(bits[0], bits[-1], strict=True):
+        assert last < first - 0.3
+    assert (output / "loss.png").read_bytes().startswith(PNG_SIGNATURE)
+    saved = torch.load(output / "checkpoint.pt", weights_only=True)
+    assert saved["step"] == 40
+    assert {"model", "optimizer", "config", "vocabulary"} <= saved.keys()
+    assert sorted(path.name for path in output.iterdir()) == ["checkpoint.pt", "loss.png"]
+
+
+def test_char_lm_runs_four_ways_that_agree(trained):
+    _, printed = trained
+    ways = ["eager", "torch.compile", "torch.export", "plain PyTorch"]
+    if sys.version_info < (3, 14):
+        ways.append("torch.jit.script")
+    else:
+        assert "torch.jit.script is left out" in printed
+    for way in ways:
+        assert re.search(rf"^{re.escape(way)} .* ms .*x$", printed, re.MULTILINE)
+    assert f"The {len(ways) - 1} ways agree" in printed
+
+
+def test_char_lm_resumes_after_ctrl_c_as_if_it_had_not_stopped(tmp_path):
+    steps = 1000
+    options = ("--text", CHAR_LM, f"--steps={steps}", "--skip-compare", "--output")
+    stopped, whole = tmp_path / "stopped", tmp_path / "whole"
+    process = start(*options, stopped)
+    while "in validation" not in (line := process.stdout.readline()):
+        assert line, process.stderr.read()
+    process.send_signal(signal.SIGINT)
+    assert "--resume continues" in finish(process, returncode=130)
+    half = torch.load(stopped / "checkpoint.pt", weights_only=True)
+    assert 10 <= half["step"] < steps
+    assert (stopped / "loss.png").exists()
+
+    finish(start(*options, stopped, "--resume"))
+    finish(start(*options, whole))
+    resumed, uninterrupted = (
+        torch.load(output / "checkpoint.pt", weights_only=True) for output in (stopped, whole)
+    )
+    for what in (
+        lambda saved: saved["model"],
+        lambda saved: saved["optimizer"]["state"],
+        lambda saved: saved["bits"],
+        lambda saved: saved["validation_bits"],
+    ):
+        torch.testing.assert_close(what(resumed), what(uninterrupted), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--text missing.txt", "cannot read --text missing.txt: No such file"),
+        ("--text .", "cannot read --text .: Is a directory"),
+        ("--text binary", "cannot read --text binary: 'utf-8' codec can't decode"),
+        ("--text empty", "the text is too short: expected at least 170 characters for "),
+        ("--text short", "--batch-size 4 and --length 16, but got 169"),
+        ("--resume", "--resume: there is no checkpoint runs/char_lm/checkpoint.pt"),
+        ("--resume --output broken", "broken/checkpoint.pt is not a checkpoint of this program"),
+        ("--output short", "cannot write to --output short: File exists"),
+        ("--prompt \N{SNOWMAN}", "--prompt has characters that the text has not: '\N{SNOWMAN}'"),
+        ("--steps 0", "argument --steps: expected a positive int, but got 0"),
+        ("--temperature nan", "argument --temperature: expected a positive float, but got nan"),
+        ("--device abacus", "argument --device: abacus cannot be used: "),
+        ("--device meta", "argument --device: meta cannot be used: "),
+    ],
+)
+def test_char_lm_rejects(char_lm, options, message, tmp_path, monkeypatch, capsys):
+    (tmp_path / "binary").write_bytes(b"\xff")
+    (tmp_path / "empty").touch()
+    (tmp_path / "short").write_text("a" * 169)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "checkpoint.pt").write_bytes(b"no checkpoint")
+    monkeypatch.chdir(tmp_path)
+    assert message in rejection(char_lm, options.split(), capsys)
+
+
+def rejection(char_lm, options, capsys):
+    """The one sentence with which argparse ends the program."""
+    with pytest.raises(SystemExit) as exit:
+        char_lm.main([*TINY, *options])
+    assert exit.value.code == 2
+    usage, sentence = capsys.readouterr().err.split(" error: ")
+    assert usage.startswith("usage: ")
+    assert sentence.count("\n") == 1
+    return sentence
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--hidden-size=32"], "was trained with --hidden-size 16, not 32"),
+        (["--steps=41"], "was trained with --steps 40, not 41"),
+        (["--text", __file__], "was trained on another text"),
+    ],
+)
+def test_char_lm_resumes_only_its_own_configuration(char_lm, trained, options, message, capsys):
+    output, _ = trained
+    same = ["--steps=40", "--learning-rate=0.1", "--resume", "--output", str(output)]
+    assert message in rejection(char_lm, [*same, *options], capsys)
+
+
+def test_char_lm_keeps_the_checkpoint_when_saving_fails(char_lm, trained, monkeypatch):
+    output, _ = trained
+    before = (output / "checkpoint.pt").read_bytes()
+
+    def save_half(_, path):
+        path.write_bytes(before[: len(before) // 2])
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(torch, "save", save_half)
+    options = ["--steps=40", "--learning-rate=0.1", "--resume", "--output", str(output)]
+    with pytest.raises(OSError, match="No space left"):
+        char_lm.main([*TINY, *options])
+    assert (output / "checkpoint.pt").read_bytes() == before
+
+
+def test_char_lm_stops_when_the_loss_is_not_finite(char_lm, tmp_path):
+    with pytest.raises(SystemExit, match=r"The loss is \S+ after step .* smaller --learning-rate"):
+        char_lm.main([*TINY, "--learning-rate=1e30", "--steps=20", "--output", str(tmp_path)])
+
+
+@pytest.mark.parametrize("missing", ["tqdm", "matplotlib.figure"])
+def test_char_lm_names_a_missing_package(missing, monkeypatch):
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(SystemExit, match=rf"{missing} is missing: pip install lltm_ops\[demo\]"):
+        imported()
