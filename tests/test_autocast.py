@@ -2,7 +2,15 @@
 
 import pytest
 import torch
-from common import TOLERANCES, double, each_device, gradients, reference_gradients, sample_inputs
+from common import (
+    TOLERANCES,
+    backward_inputs,
+    double,
+    each_device,
+    gradients,
+    reference_gradients,
+    sample_inputs,
+)
 
 import lltm_ops
 
@@ -79,6 +87,28 @@ def test_backward_inside_a_region_that_forward_was_outside_of(device, create_gra
         actual = torch.autograd.grad(loss, inputs, create_graph=create_graph)
     for ours, exact in zip(actual, expected, strict=True):
         torch.testing.assert_close(ours, exact)
+
+
+@each_device
+@each_low_dtype
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_backward_keeps_its_dtypes(device, dtype, requires_grad):
+    for own in (torch.float32, dtype):
+        inputs = backward_inputs(device, own, requires_grad=requires_grad)
+        expected = lltm_ops.backward(*inputs)
+        with torch.autocast(device, dtype):
+            actual = lltm_ops.backward(*inputs)
+        for ours, exact in zip(actual, expected, strict=True):
+            assert torch.equal(ours, exact)
+
+
+@pytest.mark.parametrize("name", ["forward", "_forward_with_gates"])
+def test_composite_formulas_keep_their_dtypes(name):
+    """A device whose autocast we do not register gets the dtypes of its arguments, all alike."""
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.XPU)
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = getattr(torch.ops.lltm, name).default.redispatch(keys, *sample_inputs())
+    assert {output.dtype for output in outputs} == {torch.float32}
 
 
 @each_device

@@ -6,7 +6,7 @@
 #include <torch/library.h>
 
 // Autocast: all arguments in the autocast dtype, as for lstm_cell. backward has
-// no kernel here: it follows the dtypes of what forward saved.
+// no kernel here: it keeps the dtypes of what forward saved.
 namespace lltm {
 
 bool autocast_applies(const at::Tensor& tensor) {

@@ -50,9 +50,6 @@ struct LLTMFunction : torch::autograd::Function<LLTMFunction> {
   static variable_list backward(
       AutogradContext* ctx,
       const variable_list& grad_outputs) {
-    // Who calls backward inside an autocast region gets the dtypes of forward.
-    c10::impl::ExcludeDispatchKeyGuard no_autocast(
-        c10::autocast_dispatch_keyset);
     const auto saved = ctx->get_saved_variables();
     const auto& input = saved[0];
     const auto& weights = saved[1];

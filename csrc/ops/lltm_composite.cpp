@@ -21,6 +21,9 @@ at::Tensor gates(
     const at::Tensor& weights,
     const at::Tensor& bias,
     const at::Tensor& old_h) {
+  // A device may have autocast where we have no autocast kernel for it.
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(
+      c10::autocast_dispatch_keyset);
   const auto chunks =
       at::linear(at::cat({old_h, input}, 1), weights, bias).chunk(3, 1);
   return at::cat(

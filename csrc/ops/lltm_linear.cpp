@@ -25,6 +25,8 @@ at::Tensor linear_gates(
     const at::Tensor& weights,
     const at::Tensor& bias,
     const at::Tensor& old_h) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(
+      c10::autocast_dispatch_keyset);
   auto gates = at::addmm(bias, old_h, columns_for_h(weights, old_h).t());
   return gates.addmm_(input, columns_for_input(weights, input, old_h).t());
 }
@@ -36,6 +38,8 @@ BackwardResult linear_gates_backward(
     const at::Tensor& weights,
     const at::Tensor& old_h,
     OutputMask output_mask) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(
+      c10::autocast_dispatch_keyset);
   at::Tensor d_input, d_weights, d_bias, d_old_h;
   if (output_mask[0]) {
     d_input = d_gates.mm(columns_for_input(weights, input, old_h));

@@ -3,7 +3,9 @@
 #include "ops/lltm.h"
 
 // The linear part of the cell through ATen's GEMMs, for every device whose
-// kernels have none of their own: [old_h, input] @ weights.T + bias.
+// kernels have none of their own: [old_h, input] @ weights.T + bias. Autocast
+// is off inside: forward was cast before it got here, backward keeps its
+// dtypes.
 namespace lltm {
 
 // The pre-activations [batch, 3 * state_size], in a fresh contiguous tensor.
