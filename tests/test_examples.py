@@ -33,13 +33,9 @@ def start(*options):
     """The example as a process of its own, which finds the package that is tested here."""
     package_parent = str(Path(lltm_ops.__file__).parent.parent)
     path = os.pathsep.join([package_parent, *filter(None, [os.environ.get("PYTHONPATH")])])
-    # One thread: more would only wait for each other, the work is so little.
-    environment = os.environ | {
-        "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
     return subprocess.Popen(
         [sys.executable, str(CHAR_LM), *TINY, *map(str, options)],
-        env=environment,
+        env=os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -62,9 +58,11 @@ def trained(tmp_path_factory):
     return output, printed
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def char_lm():
-    return imported()
+    threads = torch.get_num_threads()
+    yield imported()
+    torch.set_num_threads(threads)
 
 
 def imported():
