@@ -1,18 +1,21 @@
-# make demo and make test are all a user needs. They make .venv and install into it; with
-# PYTHON=/path/to/python they use that environment, which has torch already, and install nothing.
+# make demo and make test are all a user needs. They make .venv and install into it; make
+# PYTHON=/path/to/python ... uses that environment, which has torch already, and installs nothing.
 
 TORCH ?= torch==2.13.0
 VENV ?= .venv
 BASE_PYTHON ?= python3
-CUDA_TORCH := torch==2.11.0
+# From PyPI, which has the CUDA 13.0 build of it.
+OLDEST_TORCH := torch==2.11.0
 NEWEST_TORCH := torch==2.15.0
 # Pinned: their verdict must not change with the day.
 LINTERS := ruff==0.17.5 mypy==2.4.1 clang-format==23.1.5
 
 SOURCES := $(shell find csrc -type f) setup.py pyproject.toml lltm_ops/_extension.py
+OPTIONS = $(FORCE_CPU) $(FORCE_CUDA) $(DEBUG) $(CUDA_HOME) $(TORCH_CUDA_ARCH_LIST)
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-ifdef PYTHON
+# Only from the command line: a PYTHON that happens to be in the environment means something else.
+ifeq ($(origin PYTHON),command line)
 BUILT := in-place
 else
 PYTHON := $(VENV)/bin/python
@@ -24,13 +27,13 @@ endif
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-demo: $(BUILT)  ## train a language model with the cell and run it four ways
+demo: $(BUILT)  ## train a language model with the cell and run it four ways; DEMO_ARGS=--help
 	$(PYTHON) examples/char_lm.py $(DEMO_ARGS)
 
-test: $(BUILT)  ## build, and run all tests
+test: $(BUILT)  ## build, and run all tests; TEST_ARGS for pytest
 	$(PYTHON) -m pytest $(TEST_ARGS)
 
-bench: $(BUILT)  ## time the cell beside what else PyTorch offers
+bench: $(BUILT)  ## time the cell beside what else PyTorch offers; BENCH_ARGS=--help
 	$(PYTHON) benchmarks/cell.py $(BENCH_ARGS)
 
 lint: $(VENV)/.lint  ## ruff, mypy, clang-format
@@ -47,9 +50,10 @@ format: $(VENV)/.lint  ## let ruff and clang-format rewrite the sources
 # No GPU is needed. A CUDA_HOME guessed from an nvcc on PATH may be a wrapper's folder.
 cuda-check: export CUDA_HOME ?= /usr/local/cuda
 cuda-check:  ## build with CUDA against torch 2.11, check that the kernels are there, run the tests
-	FORCE_CUDA=1 $(MAKE) test VENV=.venv-cuda TORCH=$(CUDA_TORCH)
+	FORCE_CUDA=1 $(MAKE) test VENV=.venv-cuda TORCH=$(OLDEST_TORCH)
 
-compat: cuda-check  ## run the CPU tests on the oldest and the newest supported torch
+compat:  ## run the CPU tests on the oldest and the newest supported torch
+	FORCE_CPU=1 $(MAKE) test VENV=.venv-cuda TORCH=$(OLDEST_TORCH)
 	FORCE_CPU=1 $(MAKE) test VENV=.venv-newest TORCH=$(NEWEST_TORCH)
 
 gpu:  ## on a machine with a GPU: tests and benchmark with the torch of python3, installing nothing
@@ -57,7 +61,7 @@ gpu:  ## on a machine with a GPU: tests and benchmark with the torch of python3,
 	$(MAKE) bench PYTHON=python3 BENCH_ARGS='--device cuda'
 
 clean:  ## remove environments and everything that was built
-	rm -rf .venv .venv-cuda .venv-newest build lltm_ops.egg-info lltm_ops/*.so
+	rm -rf .venv .venv-cuda .venv-newest build lltm_ops.egg-info lltm_ops/*.so .*_cache .hypothesis
 
 in-place:
 	$(PYTHON) setup.py --quiet build_ext --inplace
@@ -71,7 +75,11 @@ $(VENV)/.torch: FORCE
 		echo "$(TORCH)" > $@; \
 	fi
 
-$(VENV)/.built: $(VENV)/.torch $(SOURCES)
+$(VENV)/.options: FORCE
+	@mkdir -p $(VENV)
+	@[ "$$(cat $@ 2>/dev/null)" = "$(OPTIONS)" ] || echo "$(OPTIONS)" > $@
+
+$(VENV)/.built: $(VENV)/.torch $(VENV)/.options $(SOURCES)
 	$(VENV)/bin/python -m pip install --quiet --no-build-isolation --editable '.[demo,test]'
 	@touch $@
 

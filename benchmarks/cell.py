@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import platform
 import statistics
 from collections.abc import Callable
 
@@ -99,8 +100,8 @@ def main() -> None:
                 sep="  ",
             )
     if args.output:
-        device = torch.cuda.get_device_name() if args.device == "cuda" else "cpu"
-        result = {"device": device, **vars(args), **lltm_ops.build_info(), "microseconds": rows}
+        machine = torch.cuda.get_device_name() if args.device == "cuda" else platform.processor()
+        result = {**vars(args), "machine": machine, **lltm_ops.build_info(), "microseconds": rows}
         with open(args.output, "w") as file:
             json.dump(result, file, indent=1)
 

@@ -8,6 +8,7 @@ where it is used: at import of the package it would cost time, and warn where th
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,18 @@ CSRC = ROOT / "csrc"
 
 
 def library_name() -> str:
-    """Name of the compiled library for the running torch, as ``_C_torch213``.
+    """Name of the compiled library for the running torch, as ``_C_torch2_13_cpu``.
 
-    A library works only with the minor version of torch that it was built for, so the
-    name says which, and builds for several can lie side by side.
+    A library works only with the minor version of torch that it was built for, so the name says
+    which, and builds for several can lie side by side.
     """
     major, minor = torch.__version__.split(".")[:2]
-    return f"_C_torch{major}{minor}"
+    variant = f"cu{torch.version.cuda.replace('.', '')}" if torch.version.cuda else "cpu"
+    return f"_C_torch{major}_{minor}_{variant}"
 
 
-def _flag(name: str) -> bool:
+def flag(name: str) -> bool:
+    """Whether an environment variable is set to yes."""
     return os.environ.get(name, "0").lower() in ("1", "on", "yes", "true")
 
 
@@ -43,7 +46,7 @@ def builds_cuda() -> bool:
     Raises:
         RuntimeError: if ``FORCE_CUDA=1`` asks for what cannot be built.
     """
-    if _flag("FORCE_CPU"):
+    if flag("FORCE_CPU"):
         return False
     from torch.utils import cpp_extension
 
@@ -52,7 +55,7 @@ def builds_cuda() -> bool:
         lacking = f"torch {torch.__version__} was built without CUDA"
     elif cpp_extension.CUDA_HOME is None:
         lacking = "no CUDA toolkit was found: set CUDA_HOME"
-    if lacking and _flag("FORCE_CUDA"):
+    if lacking and flag("FORCE_CUDA"):
         raise RuntimeError(f"lltm_ops: FORCE_CUDA=1, but {lacking}")
     return lacking is None
 
@@ -73,9 +76,9 @@ def compile_args(cuda: bool) -> dict[str, list[str]]:
     ``-fopenmp`` at compile time only: at::parallel_for is a header template and runs on
     one thread without it, and the runtime has to be the one that libtorch carries.
     """
-    optimise = ["-O0", "-g"] if _flag("DEBUG") else ["-O3", "-g0"]
+    debug = flag("DEBUG")
     cxx = [
-        *optimise,
+        *(["-O0", "-g"] if debug else ["-O3", "-g0"]),
         "-Wall",
         "-fopenmp",
         # gcc vectorises the gate mathematics only with these two.
@@ -87,13 +90,19 @@ def compile_args(cuda: bool) -> dict[str, list[str]]:
         architectures = os.environ["TORCH_CUDA_ARCH_LIST"]
         cxx.append(f'-DLLTM_CUDA_ARCHITECTURES="{architectures}"')
         cxx.append(f'-DLLTM_CUDA_VERSION="{torch.version.cuda}"')
-    return {"cxx": cxx, "nvcc": ["-O3", "--expt-relaxed-constexpr"]}
+    return {"cxx": cxx, "nvcc": ["-O0", "-g", "-G"] if debug else ["-O3"]}
+
+
+def _find_ninja() -> None:
+    """pip puts ninja beside python, which need not be on PATH."""
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
 
 
 def extension() -> Any:
     """The setuptools extension. Prints a line that says what it will be."""
     from torch.utils import cpp_extension
 
+    _find_ninja()
     cuda = builds_cuda()
     args = compile_args(cuda)
     kind = f"CUDA {torch.version.cuda} for {os.environ['TORCH_CUDA_ARCH_LIST']}" if cuda else "CPU"
@@ -124,6 +133,7 @@ def load_just_in_time(verbose: bool = False) -> None:
 
     if not CSRC.is_dir():
         raise ImportError(f"lltm_ops: no C++ sources at {CSRC} to build just in time")
+    _find_ninja()
     cuda = builds_cuda()
     args = compile_args(cuda)
     cpp_extension.load(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 from pathlib import Path
@@ -13,6 +12,11 @@ from lltm_ops import _extension
 from lltm_ops._version import __version__
 
 _REBUILD = "build it with `pip install --no-build-isolation .` in a checkout of lltm_ops"
+# The folder of a checkout hides an installed package from a Python that is started beside it.
+_BUILD_HERE = (
+    "this is a checkout, so either build here with `python setup.py build_ext --inplace`, or "
+    "install the package and start Python in another folder"
+)
 
 
 def _is_loaded() -> bool:
@@ -28,18 +32,22 @@ def load() -> None:
     """
     if _is_loaded():
         return
-    if os.environ.get("LLTM_OPS_JIT") == "1":
+    if _extension.flag("LLTM_OPS_JIT"):
         _extension.load_just_in_time()
         return
     package = Path(__file__).parent
     name = _extension.library_name()
-    library = next(package.glob(f"{name}.*"), None)
+    library = next(package.glob(f"{name}.*so"), None)
     if library is None:
-        built = sorted(re.findall(r"_C_torch(\d)(\d+)\.", " ".join(map(str, package.glob("_C_*")))))
-        found = " and ".join(f"torch {major}.{minor}" for major, minor in built)
+        pattern = re.compile(r"_C_torch(\d+)_(\d+)_(\w+)\.")
+        others = (pattern.match(path.name) for path in sorted(package.glob("_C_torch*so")))
+        found = " and ".join(
+            "torch {}.{} ({})".format(*other.groups()) for other in others if other
+        )
         raise ImportError(
             f"lltm_ops: expected a library built for torch {torch.__version__} in {package}, "
-            f"but got {'one for ' + found if found else 'none'}: {_REBUILD}"
+            f"but got {'one for ' + found if found else 'none'}: "
+            f"{_BUILD_HERE if _extension.CSRC.is_dir() else _REBUILD}"
         )
     try:
         torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]

@@ -10,13 +10,14 @@ from torch import Tensor
 def forward(
     input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor
 ) -> tuple[Tensor, Tensor]:
-    r"""One step of the LLTM cell: an LSTM without forget gate, with an ELU candidate.
+    """One step of the LLTM cell: an LSTM without forget gate, with an ELU candidate.
 
-    .. math::
-        i, o, g &= \sigma(a_0), \sigma(a_1), \mathrm{elu}(a_2), \quad
-        a = [h, x] W^T + b \text{ in three chunks} \\
-        c' &= c + g i \\
-        h' &= \tanh(c') o
+    ::
+
+        gates    = [old_h, input] @ weights.T + bias      in three chunks: input, output, candidate
+        i, o, g  = sigmoid(gates[0]), sigmoid(gates[1]), elu(gates[2])
+        new_cell = old_cell + g * i
+        new_h    = tanh(new_cell) * o
 
     Differentiable any number of times; works under ``torch.compile``, ``torch.func``, forward-mode
     AD, autocast (all arguments are cast to the autocast dtype) and in ``torch.jit.script``.

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class LLTMCell(nn.Module):
-    r"""One step of an LLTM: an LSTM without forget gate, with an ELU candidate.
+    """One step of an LLTM: an LSTM without forget gate, with an ELU candidate.
 
     Args:
         input_size: features of the input.
@@ -30,7 +30,7 @@ class LLTMCell(nn.Module):
             candidate. The first ``hidden_size`` columns multiply ``h``, the rest ``input``.
         bias: ``[3 * hidden_size]`` or ``None``.
 
-    Both are drawn from :math:`U(-\sqrt{k}, \sqrt{k})` with :math:`k = 1 / \text{hidden\_size}`.
+    Both are drawn uniformly from ``[-1 / sqrt(hidden_size), 1 / sqrt(hidden_size)]``.
     A checkpoint of the tutorial's LLTM, whose bias may be ``[1, 3 * hidden_size]``, loads as it is.
 
     Raises:
@@ -76,18 +76,13 @@ class LLTMCell(nn.Module):
         input: Tensor,
         state: Optional[Tuple[Tensor, Tensor]] = None,  # noqa: UP006, UP045
     ) -> Tuple[Tensor, Tensor]:  # noqa: UP006
+        if state is None:
+            zeros = input.new_zeros(list(input.shape[:-1]) + [self.hidden_size])  # noqa: RUF005
+            state = (zeros, zeros)
+        h, c = state
         batched = input.dim() != 1
         if not batched:
-            input = input.unsqueeze(0)
-        if state is None:
-            zeros = torch.zeros(
-                input.size(0), self.hidden_size, dtype=input.dtype, device=input.device
-            )
-            h, c = zeros, zeros
-        else:
-            h, c = state
-            if not batched:
-                h, c = h.unsqueeze(0), c.unsqueeze(0)
+            input, h, c = input.unsqueeze(0), h.unsqueeze(0), c.unsqueeze(0)
         bias = self.bias
         if bias is None:
             bias = self.weights.new_zeros(3 * self.hidden_size)

@@ -9,13 +9,13 @@ from torch import Tensor
 import lltm_ops
 
 ARGUMENTS = ("input", "weights", "bias", "old_h", "old_cell")
-GRADIENTS = tuple(f"d_{name}" for name in ARGUMENTS)
 BACKWARD_ARGUMENTS = (
     "grad_h", "grad_cell", "new_cell", "gates", "input", "weights", "old_h",
 )  # fmt: skip
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
+DEVICES = ["cpu", pytest.param("cuda", marks=needs_cuda)]
+each_device = pytest.mark.parametrize("device", DEVICES)
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 

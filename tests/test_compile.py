@@ -3,7 +3,7 @@ in them, static and dynamic."""
 
 import pytest
 import torch
-from common import each_device, gradients, needs_cuda, sample_inputs
+from common import ARGUMENTS, each_device, gradients, needs_cuda, sample_inputs
 from expecttest import assert_expected_inline
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounter
@@ -144,9 +144,8 @@ def test_compiled_autograd(device, dynamic):
 
 @pytest.mark.parametrize("required", [("weights", "bias"), ("input",), ("old_cell",)])
 def test_compiled_autograd_of_some_gradients(required):
-    names = ("input", "weights", "bias", "old_h", "old_cell")
     inputs = sample_inputs()
-    for name, tensor in zip(names, inputs, strict=True):
+    for name, tensor in zip(ARGUMENTS, inputs, strict=True):
         tensor.requires_grad_(name in required)
     expected = gradients(
         lltm_ops.forward, [t.detach().requires_grad_(t.requires_grad) for t in inputs]
@@ -182,9 +181,13 @@ class Step(torch.nn.Module):
         return self.cell(input, (h, c))
 
 
-def exported(model):
+def step_arguments(batch, device="cpu"):
+    return tuple(torch.randn(batch, size, device=device) for size in (5, 4, 4))
+
+
+def exported(model, device="cpu"):
     batch = torch.export.Dim("batch", min=1, max=4096)
-    arguments = (torch.randn(3, 5), torch.randn(3, 4), torch.randn(3, 4))
+    arguments = step_arguments(3, device)
     shapes = {"input": {0: batch}, "h": {0: batch}, "c": {0: batch}}
     return torch.export.export(model, arguments, dynamic_shapes=shapes)
 
@@ -206,14 +209,14 @@ def test_export_with_dynamic_batch_saved_and_loaded(tmp_path):
     torch.export.save(exported(model), path)
     loaded = torch.export.load(path).module()
     for batch in (1, 3, 64):
-        arguments = (torch.randn(batch, 5), torch.randn(batch, 4), torch.randn(batch, 4))
+        arguments = step_arguments(batch)
         outputs_close(loaded(*arguments), model(*arguments))
 
 
 def test_exported_module_trains():
     model = Step()
     module = exported(model).module()
-    arguments = (torch.randn(7, 5), torch.randn(7, 4), torch.randn(7, 4))
+    arguments = step_arguments(7)
     for function in (module, model):
         sum(output.sum() for output in function(*arguments)).backward()
     outputs_close(
@@ -225,15 +228,11 @@ def test_exported_module_trains():
 @each_device
 def test_aot_inductor_package(device, tmp_path):
     model = Step().to(device)
-    batch = torch.export.Dim("batch", min=1, max=4096)
-    arguments = tuple(torch.randn(3, size, device=device) for size in (5, 4, 4))
-    shapes = {"input": {0: batch}, "h": {0: batch}, "c": {0: batch}}
     with torch.no_grad():
-        program = torch.export.export(model, arguments, dynamic_shapes=shapes)
         path = torch._inductor.aoti_compile_and_package(
-            program, package_path=str(tmp_path / "step.pt2")
+            exported(model, device), package_path=str(tmp_path / "step.pt2")
         )
         loaded = torch._inductor.aoti_load_package(path)
         for batch in (1, 3, 64):
-            arguments = tuple(torch.randn(batch, size, device=device) for size in (5, 4, 4))
+            arguments = step_arguments(batch, device)
             outputs_close(loaded(*arguments), model(*arguments))

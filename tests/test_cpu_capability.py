@@ -1,4 +1,4 @@
-"""Every instruction-set path of the CPU kernels gives the same numbers, on every machine.
+"""Every instruction-set path of the CPU kernels that this machine can run gives the same numbers.
 
 The path is chosen once in a process, so each runs the value and gradient tests in its own.
 """
@@ -24,9 +24,8 @@ def test_path(capability):
     if not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
         pytest.skip("this CPU has one path only")
     files = [str(TESTS / name) for name in ("test_values.py", "test_gradients.py")]
-    selection = "cpu or not (cpu or cuda)"
     result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-k", selection, "-p", "no:cacheprovider", *files],
+        [sys.executable, "-m", "pytest", "-q", "-k", "not cuda", "-p", "no:cacheprovider", *files],
         env={**os.environ, "ATEN_CPU_CAPABILITY": capability},
         cwd=TESTS.parent,
         capture_output=True,

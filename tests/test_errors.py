@@ -70,6 +70,11 @@ BACKWARD_CASES = {
     "grad_h of double": retype("grad_h", torch.float64),
     "all of integers": lambda a: a.update({k: v.long() for k, v in a.items()}),
 }
+BACKWARD_SPECIAL_CASES = {
+    "grad_h None": replace("grad_h", lambda t: None),
+    "gates on another device": replace("gates", lambda t: t.to("meta")),
+    "weights sparse": replace("weights", lambda t: t.to_sparse()),
+}
 # Where the dispatcher, not the shape, is the difficulty; not expressible everywhere.
 SPECIAL_CASES = {
     "input None": replace("input", lambda t: None),
@@ -91,7 +96,7 @@ def forward_arguments(case):
 
 def backward_arguments(case):
     arguments = dict(zip(BACKWARD_ARGUMENTS, backward_inputs(), strict=True))
-    BACKWARD_CASES[case](arguments)
+    ({**BACKWARD_CASES, **BACKWARD_SPECIAL_CASES})[case](arguments)
     return list(arguments.values())
 
 
@@ -146,7 +151,9 @@ input mkldnn: lltm::forward: expected input to be a dense tensor, but got layout
 
 def test_messages_of_backward():
     assert_expected_inline(
-        catalogue(lltm_ops.backward, backward_arguments, BACKWARD_CASES),
+        catalogue(
+            lltm_ops.backward, backward_arguments, [*BACKWARD_CASES, *BACKWARD_SPECIAL_CASES]
+        ),
         """\
 grad_h of another batch: lltm::backward: expected grad_h to have shape [batch, state_size] = [3, 4], but got [2, 4]
 grad_cell of rank 1: lltm::backward: expected grad_cell to have 2 dimensions [batch, state_size], but got 1
@@ -156,7 +163,10 @@ input of rank 1: lltm::backward: expected input to have 2 dimensions [batch, inp
 weights with rows not in three: lltm::backward: expected weights to have shape [3 * state_size, state_size + input_features] with a number of rows divisible by 3, but got [13, 9]
 old_h of another batch: lltm::backward: expected old_h to have shape [batch, state_size] = [3, 4], but got [1, 4]
 grad_h of double: lltm::backward: expected grad_h to have the dtype of input, Float, but got Double
-all of integers: lltm::backward: expected input to have dtype Double, Float, BFloat16 or Half, but got Long""",
+all of integers: lltm::backward: expected input to have dtype Double, Float, BFloat16 or Half, but got Long
+grad_h None: lltm::backward: expected grad_h to be a tensor, but got an undefined tensor or None
+gates on another device: lltm::backward: expected gates to be on the device of input, cpu, but got meta
+weights sparse: lltm::backward: expected weights to be a dense tensor, but got layout Sparse""",
     )
 
 
@@ -246,11 +256,26 @@ def test_special_cases_say_the_same_words(path, case):
     assert expected in message(PATHS[path], arguments)
 
 
+def backward_on_meta(*arguments):
+    return torch.ops.lltm.backward(*(tensor.to("meta") for tensor in arguments))
+
+
+def backward_compiled(*arguments):
+    torch._dynamo.reset()
+    return torch.compile(lltm_ops.backward, backend="eager", fullgraph=True)(*arguments)
+
+
+def backward_composite(*arguments):
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.XPU)
+    return torch.ops.lltm.backward.default.redispatch(keys, *arguments, [True] * 5)
+
+
+@pytest.mark.parametrize("path", [backward_on_meta, backward_compiled, backward_composite])
 @pytest.mark.parametrize("case", BACKWARD_CASES)
-def test_backward_says_the_same_words_on_meta(case):
+def test_every_path_of_backward_says_the_same_words(path, case):
     arguments = backward_arguments(case)
     expected = message(torch.ops.lltm.backward, arguments)
-    assert expected in message(torch.ops.lltm.backward, [t.to("meta") for t in arguments])
+    assert expected in message(path, arguments)
 
 
 @pytest.mark.parametrize("case", FORWARD_CASES)

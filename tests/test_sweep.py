@@ -8,6 +8,7 @@ from common import (
     TOLERANCES,
     assert_matches_float64,
     double,
+    each_device,
     gradients,
     reference_gradients,
     sample_inputs,
@@ -17,12 +18,10 @@ from hypothesis import strategies as st
 
 import lltm_ops
 
-DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 
-
+@each_device
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(
-    device=st.sampled_from(DEVICES),
     dtype=st.sampled_from(DTYPES),
     shape=st.tuples(st.integers(0, 40), st.integers(0, 70), st.integers(1, 70)),
     layouts=st.tuples(*[st.sampled_from(list(LAYOUTS))] * 5),

@@ -16,7 +16,12 @@ std::string build_info() {
   const std::string cuda = "not built";
   const std::string architectures = "none";
 #endif
-  return "built_for_torch=" TORCH_VERSION "\ncompiler=" __VERSION__ "\ncuda=" +
+#ifdef __clang__
+  const std::string compiler = __VERSION__; // begins with its name
+#else
+  const std::string compiler = "gcc " __VERSION__;
+#endif
+  return "built_for_torch=" TORCH_VERSION "\ncompiler=" + compiler + "\ncuda=" +
       cuda + "\ncuda_architectures=" + architectures;
 }
 
