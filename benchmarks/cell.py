@@ -100,7 +100,7 @@ def main() -> None:
                 sep="  ",
             )
     if args.output:
-        machine = torch.cuda.get_device_name() if args.device == "cuda" else platform.processor()
+        machine = torch.cuda.get_device_name() if args.device == "cuda" else platform.machine()
         result = {**vars(args), "machine": machine, **lltm_ops.build_info(), "microseconds": rows}
         with open(args.output, "w") as file:
             json.dump(result, file, indent=1)
