@@ -413,11 +413,6 @@ def usable_device(name: str) -> torch.device:
     return device
 
 
-def default_device() -> str:
-    built = lltm_ops.build_info()["cuda"] != "not built"
-    return "cuda" if built and torch.cuda.is_available() else "cpu"
-
-
 def command_line() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 
@@ -428,7 +423,12 @@ def command_line() -> argparse.ArgumentParser:
     add("--text", "UTF-8 text; if not given, Python's help topics", type=Path, metavar="FILE")
     add("--output", "checkpoint and picture", type=Path, metavar="DIR", default="runs/char_lm")
     add("--resume", "continue from the checkpoint in --output", action="store_true")
-    add("--device", "as cpu or cuda:0", type=usable_device, default=default_device())
+    add(
+        "--device",
+        "as cpu or cuda:0",
+        type=usable_device,
+        default="cuda" if torch.cuda.is_available() else "cpu",
+    )
     # Several threads gain little on matrices of this size, and come to a halt on a busy machine.
     add("--threads", "of a CPU", type=positive(int), metavar="N", default=1)
     add("--steps", "training steps in all", type=positive(int), metavar="N", default=1200)
@@ -478,6 +478,8 @@ def main(argv: list[str] | None = None) -> int:
         f"{sum(p.numel() for p in training.model.parameters()):,} parameters; {args.device}; "
         f"{args.threads} CPU thread{'s' * (args.threads > 1)}"
     )
+    if args.device.type == "cuda" and lltm_ops.build_info()["cuda"] == "not built":
+        print("lltm_ops was built without CUDA (no toolkit?): slower formulas run in its place.")
     if not train(training, corpus, args):
         print(f"Stopped after step {len(training.bits)}; --resume continues from {args.output}.")
         return 130

@@ -21,8 +21,8 @@ std::string build_info() {
 #else
   const std::string compiler = "gcc " __VERSION__;
 #endif
-  return "built_for_torch=" TORCH_VERSION "\ncompiler=" + compiler + "\ncuda=" +
-      cuda + "\ncuda_architectures=" + architectures;
+  return "built_for_torch=" TORCH_VERSION "\ncompiler=" + compiler +
+      "\ncuda=" + cuda + "\ncuda_architectures=" + architectures;
 }
 
 } // namespace
