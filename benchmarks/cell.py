@@ -101,9 +101,10 @@ def main() -> None:
             )
     if args.output:
         machine = torch.cuda.get_device_name() if args.device == "cuda" else platform.machine()
-        result = {**vars(args), "machine": machine, **lltm_ops.build_info(), "microseconds": rows}
+        run = {"machine": machine, "device": args.device, "dtype": args.dtype}
+        run |= {"threads": args.threads, "rounds": args.rounds, **lltm_ops.build_info()}
         with open(args.output, "w") as file:
-            json.dump(result, file, indent=1)
+            json.dump(run | {"microseconds": rows}, file, indent=1)
 
 
 if __name__ == "__main__":
