@@ -3,7 +3,6 @@ import runpy
 from setuptools import setup
 
 try:
-    import torch
     from torch.utils.cpp_extension import BuildExtension
 except ModuleNotFoundError:
     raise SystemExit(
@@ -13,12 +12,11 @@ except ModuleNotFoundError:
 
 # By its path: importing the package would load the library that is being built.
 extension_file = runpy.run_path("lltm_ops/_extension.py")
-major, minor = torch.__version__.split(".")[:2]
 
 setup(
     ext_modules=[extension_file["extension"]()],
     # The library is tied to this minor version: pip must not bring another.
-    install_requires=[f"torch=={major}.{minor}.*"],
+    install_requires=[f"torch=={extension_file['torch_minor']()}.*"],
     cmdclass={"build_ext": BuildExtension},
     options={
         # A folder of objects for each torch, so that environments can share a checkout.

@@ -21,15 +21,19 @@ ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
 
 
+def torch_minor() -> str:
+    """The version of the running torch up to its minor, as ``2.13``."""
+    return ".".join(torch.__version__.split(".")[:2])
+
+
 def library_name() -> str:
     """Name of the compiled library for the running torch, as ``_C_torch2_13_cpu``.
 
     A library works only with the minor version of torch that it was built for, so the name says
     which, and builds for several can lie side by side.
     """
-    major, minor = torch.__version__.split(".")[:2]
     variant = f"cu{torch.version.cuda.replace('.', '')}" if torch.version.cuda else "cpu"
-    return f"_C_torch{major}_{minor}_{variant}"
+    return f"_C_torch{torch_minor().replace('.', '_')}_{variant}"
 
 
 def flag(name: str) -> bool:

@@ -66,8 +66,7 @@ def test_wheel(tmp_path):
     assert f"lltm_ops/{LIBRARY.name}" in names
     assert "lltm_ops/py.typed" in names
     metadata = zipfile.ZipFile(wheel).read(next(n for n in names if n.endswith("METADATA")))
-    minor = ".".join(torch.__version__.split(".")[:2])
-    assert f"Requires-Dist: torch=={minor}.*".encode() in metadata
+    assert f"Requires-Dist: torch=={_extension.torch_minor()}.*".encode() in metadata
     assert not any("torch/lib" in name or name.startswith(("csrc", "tests")) for name in names)
     installed = tmp_path / "installed"
     zipfile.ZipFile(wheel).extractall(installed)
@@ -100,6 +99,22 @@ def test_a_library_loaded_by_hand_is_not_loaded_twice():
     """Twice would abort the process."""
     code = f"import torch; torch.ops.load_library({str(LIBRARY)!r}); import lltm_ops; print('once')"
     assert run(code) == (0, "once\n")
+
+
+def test_make_ignores_a_python_from_the_environment():
+    """It means something else there: only `make PYTHON=...` chooses an environment."""
+
+    def dry_run(*arguments, **environment):
+        command = ["make", "--dry-run", "demo", *arguments]
+        # Under `make test VENV=... PYTHON=...`, these would hand down the choices of that call.
+        handed_down = {"MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "VENV", "PYTHON"}
+        inherited = {k: v for k, v in os.environ.items() if k not in handed_down}
+        return subprocess.run(
+            command, cwd=ROOT, env=inherited | environment, capture_output=True, text=True
+        ).stdout
+
+    assert ".venv/bin/python examples/char_lm.py" in dry_run(PYTHON="another")
+    assert "another examples/char_lm.py" in dry_run("PYTHON=another")
 
 
 def test_without_library(package_without_library):
