@@ -20,7 +20,8 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 # (batch, input_features, state_size): ordinary, one of each, empty, odd, wider than a vector or a
-# block of threads, and enough rows that the CPU splits them between threads.
+# block of threads; then what takes the CPU's products through each of their paths: few rows of the
+# batch and many, pairs of bfloat16 or not, more than one block of every dimension, and its rest.
 SHAPES = [
     (3, 5, 4),
     (1, 1, 1),
@@ -28,7 +29,11 @@ SHAPES = [
     (3, 0, 4),
     (2, 3, 17),
     (5, 33, 259),
+    (16, 6, 10),
+    (17, 7, 10),
+    (47, 300, 70),
     (300, 8, 64),
+    (70, 334, 202),
 ]
 each_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 

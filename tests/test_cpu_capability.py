@@ -1,6 +1,7 @@
-"""Every instruction-set path of the CPU kernels that this machine can run gives the same numbers.
+"""Every path of the CPU kernels gives the same numbers, on every machine.
 
-The path is chosen once in a process, so each runs the value and gradient tests in its own.
+Which instructions the kernels use, and which products of oneDNN, is chosen once in a process, so
+each choice runs the value and gradient tests in its own.
 """
 
 import os
@@ -10,25 +11,42 @@ from pathlib import Path
 
 import pytest
 import torch
+from common import assert_matches_float64, double, each_dtype, sample_inputs
 
 import lltm_ops
 
 TESTS = Path(__file__).parent
-# The path of this machine runs in this process already.
-CAPABILITIES = {"default": "DEFAULT", "avx2": "AVX2"}
-NATIVE = lltm_ops.build_info()["cpu_capability"]
+# Of the kernels: portable and AVX2. Of oneDNN: AVX-512 without bfloat16, AVX2, and nothing that it
+# has products for, where PyTorch takes the BLAS. What the machine takes by itself runs in this
+# process already; on one without these instructions, all of them come to the same.
+CHOICES = [
+    ("ATEN_CPU_CAPABILITY", "default"),
+    ("ATEN_CPU_CAPABILITY", "avx2"),
+    ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE"),
+    ("ONEDNN_MAX_CPU_ISA", "AVX2"),
+    ("ONEDNN_MAX_CPU_ISA", "SSE41"),
+]
 
 
-@pytest.mark.parametrize("capability", [c for c, name in CAPABILITIES.items() if name != NATIVE])
-def test_path(capability):
-    if not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
-        pytest.skip("this CPU has one path only")
+@pytest.mark.parametrize(("variable", "value"), CHOICES)
+def test_path(variable, value):
     files = [str(TESTS / name) for name in ("test_values.py", "test_gradients.py")]
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-k", "not cuda", "-p", "no:cacheprovider", *files],
-        env={**os.environ, "ATEN_CPU_CAPABILITY": capability},
+        env={**os.environ, variable: value},
         cwd=TESTS.parent,
         capture_output=True,
         text=True,
     )
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-1000:]
+
+
+@each_dtype
+def test_without_onednn(dtype):
+    """It can be switched off and on at any time."""
+    inputs = sample_inputs(dtype=dtype, shape=(40, 30, 50))
+    exact = lltm_ops.reference(*double(inputs))
+    with torch.backends.mkldnn.flags(enabled=False):
+        outputs = lltm_ops.forward(*inputs)
+    for actual, expected in zip(outputs, exact, strict=True):
+        assert_matches_float64(actual, expected)

@@ -19,6 +19,7 @@ from common import (
     reference_gradients,
     sample_inputs,
 )
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import lltm_ops
@@ -162,23 +163,46 @@ def operators_called(fn) -> list[str]:
     return [event.name for event in profile.events()]
 
 
-@pytest.mark.parametrize(
-    ("required", "gemms"),
-    [
-        (("input", "weights", "bias", "old_h", "old_cell"), 3),
-        (("weights", "bias", "old_h", "old_cell"), 2),
-        (("input", "old_h"), 2),
-        (("weights", "bias"), 1),
-        (("bias",), 0),
-        (("old_cell",), 0),
-    ],
-)
-def test_gradients_that_nobody_needs_cost_no_gemm(required, gemms):
-    inputs = sample_inputs()
-    for name, tensor in zip(ARGUMENTS, inputs, strict=True):
-        tensor.requires_grad_(name in required)
+class MasksOfBackward(TorchDispatchMode):
+    """The output masks that lltm::backward is called with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.masks: list[tuple[bool, ...]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.lltm.backward.default:
+            self.masks.append(tuple(args[7]) if len(args) > 7 else (True,) * 5)
+        return func(*args, **(kwargs or {}))
+
+
+@each_device
+@pytest.mark.parametrize("required", list(itertools.product([False, True], repeat=5))[1:])
+def test_autograd_asks_only_for_gradients_that_somebody_needs(device, required):
+    inputs = sample_inputs(device)
+    for tensor, flag in zip(inputs, required, strict=True):
+        tensor.requires_grad_(flag)
     loss = sum(output.sum() for output in lltm_ops.forward(*inputs))
-    assert operators_called(loss.backward).count("aten::mm") == gemms
+    with MasksOfBackward() as recorded:
+        loss.backward()
+    assert recorded.masks == [required]
+
+
+def memory_allocated(fn) -> int:
+    with torch.profiler.profile(profile_memory=True) as profile:
+        fn()
+    return sum(max(0, event.self_cpu_memory_usage) for event in profile.events())
+
+
+@each_dtype
+@pytest.mark.parametrize("index", range(5))
+def test_gradient_that_nobody_needs_is_not_computed(dtype, index):
+    """There is no memory that it could be written to."""
+    inputs = backward_inputs(dtype=dtype, shape=(32, 200, 100))
+    everything = memory_allocated(lambda: lltm_ops.backward(*inputs))
+    mask = [i != index for i in range(5)]
+    saved = everything - memory_allocated(lambda: lltm_ops.backward(*inputs, mask))
+    assert saved >= lltm_ops.backward(*inputs)[index].nbytes
 
 
 def test_inference_calls_no_autograd_and_writes_no_gates():

@@ -37,11 +37,13 @@ LLTM_AVX512 void run_avx512(const Body& body, int64_t begin, int64_t end) {
 }
 #endif
 
-// body(begin, end) has to be C10_ALWAYS_INLINE. Returns the instance to call.
 template <typename Body>
-auto vectorized() {
+using Run = void (*)(const Body&, int64_t, int64_t);
+
+template <typename Body>
+Run<Body> choose_run() {
 #ifdef LLTM_AVX2
-  static const std::string capability = at::get_cpu_capability();
+  const std::string capability = at::get_cpu_capability();
   if (capability == "AVX512") {
     return &run_avx512<Body>;
   }
@@ -50,6 +52,14 @@ auto vectorized() {
   }
 #endif
   return &run_default<Body>;
+}
+
+// Returns what to call with the body and its range. body(begin, end) has to be
+// C10_ALWAYS_INLINE.
+template <typename Body>
+Run<Body> vectorized() {
+  static const Run<Body> run = choose_run<Body>();
+  return run;
 }
 
 } // namespace lltm

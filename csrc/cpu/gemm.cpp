@@ -1,0 +1,52 @@
+#include "cpu/gemm.h"
+
+#include <ATen/Context.h>
+
+#include <array>
+
+namespace lltm {
+
+namespace {
+
+bool try_bfloat16_gemm() {
+#if defined(__x86_64__) && defined(__GNUC__)
+  // Without the instructions oneDNN emulates them, slower than float.
+  if (!__builtin_cpu_supports("avx512bf16")) {
+    return false;
+  }
+  // There is no question to ask: the call raises where it is not supported, as
+  // under ONEDNN_MAX_CPU_ISA.
+  std::array<c10::BFloat16, kVector * 2> zeros{};
+  std::array<float, kVector> result{};
+  try {
+    gemm<c10::BFloat16>(
+        1,
+        kVector,
+        2,
+        zeros.data(),
+        2,
+        zeros.data(),
+        kVector,
+        result.data(),
+        kVector,
+        false);
+    release_gemm<c10::BFloat16>();
+    return true;
+  } catch (const std::exception&) {
+  }
+#endif
+  return false;
+}
+
+} // namespace
+
+bool has_bfloat16_gemm() {
+  // torch.backends.mkldnn.flags(enabled=False) can come and go.
+  if (!at::globalContext().userEnabledMkldnn()) {
+    return false;
+  }
+  static const bool supported = try_bfloat16_gemm();
+  return supported;
+}
+
+} // namespace lltm

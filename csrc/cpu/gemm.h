@@ -1,0 +1,140 @@
+#pragma once
+
+#include "cpu/lanes.h"
+#include "cpu/vectorize.h"
+
+#include <ATen/OpMathType.h>
+#include <ATen/native/CPUBlas.h>
+#include <c10/util/BFloat16.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+// Products of blocks, on the calling thread, by the microkernels that oneDNN
+// generates inside libtorch.
+namespace lltm {
+
+// bfloat16 multiplies pairs: a packed B of [K, N] is [K / 2, N, 2], with K
+// even.
+template <typename gemm_t>
+constexpr int64_t kPair = std::is_same_v<gemm_t, c10::BFloat16> ? 2 : 1;
+
+// Columns of B per call. The microkernel works on vectors of 16 and up to four
+// of them; packed panels of B are padded to whole vectors.
+constexpr int64_t kPanel = 64;
+constexpr int64_t kVector = 16;
+
+// K per call: one sum in order over more terms than this loses accuracy, and B
+// falls out of the cache.
+constexpr int64_t kMaxK = 256;
+
+constexpr int64_t round_up(int64_t n, int64_t multiple) {
+  return (n + multiple - 1) / multiple * multiple;
+}
+
+// oneDNN has none for float64, and libtorch does not export its BLAS.
+struct GemmFloat64 {
+  int64_t N;
+  int64_t K;
+  const double* A;
+  int64_t lda;
+  const double* B;
+  int64_t ldb;
+  double* C;
+  int64_t ldc;
+  bool accumulate;
+
+  static constexpr int64_t kLanes = Lanes<double>::count;
+
+  // Rows of C.
+  C10_ALWAYS_INLINE void operator()(int64_t begin, int64_t end) const {
+    int64_t row = begin;
+    for (; row + 4 <= end; row += 4) {
+      some_rows<4>(row);
+    }
+    for (; row < end; ++row) {
+      some_rows<1>(row);
+    }
+  }
+
+  template <int64_t kRows>
+  C10_ALWAYS_INLINE void some_rows(int64_t row) const {
+    int64_t column = 0;
+    for (; column + 4 * kLanes <= N; column += 4 * kLanes) {
+      tile<kRows, 4>(row, column);
+    }
+    for (; column + kLanes <= N; column += kLanes) {
+      tile<kRows, 1>(row, column);
+    }
+    for (; column < N; ++column) {
+      for (int64_t i = row; i < row + kRows; ++i) {
+        double sum = accumulate ? C[i * ldc + column] : 0;
+        for (int64_t k = 0; k < K; ++k) {
+          sum += A[i * lda + k] * B[k * ldb + column];
+        }
+        C[i * ldc + column] = sum;
+      }
+    }
+  }
+
+  template <int64_t kRows, int64_t kVectors>
+  C10_ALWAYS_INLINE void tile(int64_t row, int64_t column) const {
+    Lanes<double>::type sums[kRows][kVectors] = {};
+    for (int64_t i = 0; accumulate && i < kRows; ++i) {
+      for (int64_t j = 0; j < kVectors; ++j) {
+        load_lanes(C + (row + i) * ldc + column + j * kLanes, sums[i][j]);
+      }
+    }
+    for (int64_t k = 0; k < K; ++k) {
+      for (int64_t j = 0; j < kVectors; ++j) {
+        Lanes<double>::type b;
+        load_lanes(B + k * ldb + column + j * kLanes, b);
+        for (int64_t i = 0; i < kRows; ++i) {
+          sums[i][j] += A[(row + i) * lda + k] * b;
+        }
+      }
+    }
+    for (int64_t i = 0; i < kRows; ++i) {
+      for (int64_t j = 0; j < kVectors; ++j) {
+        store_lanes(sums[i][j], C + (row + i) * ldc + column + j * kLanes);
+      }
+    }
+  }
+};
+
+// Whether this CPU multiplies bfloat16 natively, and oneDNN may use it. Float
+// needs no question: where oneDNN has no kernel, PyTorch takes the BLAS.
+bool has_bfloat16_gemm();
+
+// C = A @ B, or C += A @ B. Row-major with leading dimensions in elements.
+template <typename gemm_t>
+void gemm(
+    int64_t M,
+    int64_t N,
+    int64_t K,
+    const gemm_t* A,
+    int64_t lda,
+    const gemm_t* B,
+    int64_t ldb,
+    at::opmath_type<gemm_t>* C,
+    int64_t ldc,
+    bool accumulate) {
+  if constexpr (std::is_same_v<gemm_t, double>) {
+    vectorized<GemmFloat64>()({N, K, A, lda, B, ldb, C, ldc, accumulate}, 0, M);
+  } else {
+    at::native::cpublas::brgemm(
+        M, N, K, lda, ldb, ldc, accumulate, A, B, C, kPair<gemm_t> == 2);
+  }
+}
+
+// To be called by a thread after its last gemm: AMX tiles are a state of the
+// thread.
+template <typename gemm_t>
+void release_gemm() {
+  if constexpr (kPair<gemm_t> == 2) {
+    at::native::cpublas::brgemm_release();
+  }
+}
+
+} // namespace lltm

@@ -1,0 +1,393 @@
+#pragma once
+
+#include "cpu/convert.h"
+#include "cpu/dot.h"
+#include "cpu/gemm.h"
+#include "cpu/pack.h"
+#include "cpu/scratch.h"
+#include "cpu/vectorize.h"
+#include "ops/gate_math.h"
+
+#include <ATen/OpMathType.h>
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <type_traits>
+
+// The forward step on raw pointers to contiguous memory.
+namespace lltm {
+
+template <typename scalar_t>
+struct ForwardArguments {
+  int64_t batch;
+  int64_t input_features;
+  int64_t state_size;
+  const scalar_t* input;
+  const scalar_t* weights;
+  const scalar_t* bias;
+  const scalar_t* old_h;
+  const scalar_t* old_cell;
+  scalar_t* new_h;
+  scalar_t* new_cell;
+  scalar_t* gates; // null: not wanted
+
+  int64_t features() const {
+    return state_size + input_features;
+  }
+};
+
+// Hidden units per block, at most.
+constexpr int64_t kMaxUnits = 128;
+
+// What follows the products, for a block of units: activations is
+// [rows, 3, ld], without bias.
+template <typename scalar_t>
+struct ForwardBlock {
+  using opmath_t = at::opmath_type<scalar_t>;
+
+  const ForwardArguments<scalar_t>& arguments;
+  int64_t first_row;
+  int64_t first_unit;
+  int64_t units;
+
+  C10_ALWAYS_INLINE void
+  one_row(int64_t row, const opmath_t* activations, int64_t ld) const {
+    if (arguments.gates == nullptr) {
+      one_row<false>(row, activations, ld);
+    } else {
+      one_row<true>(row, activations, ld);
+    }
+  }
+
+  template <bool write_gates>
+  C10_ALWAYS_INLINE void
+  one_row(int64_t row, const opmath_t* activations, int64_t ld) const {
+    const auto& a = arguments;
+    const auto at = (first_row + row) * a.state_size + first_unit;
+    one_row<write_gates>(
+        activations,
+        ld,
+        a.bias + first_unit,
+        a.old_cell + at,
+        a.new_h + at,
+        a.new_cell + at,
+        a.gates + (first_row + row) * 3 * a.state_size + first_unit,
+        a.state_size);
+  }
+
+  template <bool write_gates>
+  C10_ALWAYS_INLINE void one_row(
+      const opmath_t* __restrict__ activations,
+      int64_t ld,
+      const scalar_t* __restrict__ bias,
+      const scalar_t* __restrict__ old_cell,
+      scalar_t* __restrict__ new_h,
+      scalar_t* __restrict__ new_cell,
+      scalar_t* __restrict__ gates,
+      int64_t state_size) const {
+    for (int64_t i = 0; i < units; ++i) {
+      const auto out = cell_forward<opmath_t>(
+          activations[i] + load(bias[i]),
+          activations[i + ld] + load(bias[i + state_size]),
+          activations[i + 2 * ld] + load(bias[i + 2 * state_size]),
+          load(old_cell[i]));
+      store(out.new_h, new_h[i]);
+      store(out.new_cell, new_cell[i]);
+      if constexpr (write_gates) {
+        store(out.input_gate, gates[i]);
+        store(out.output_gate, gates[i + state_size]);
+        store(out.candidate, gates[i + 2 * state_size]);
+      }
+    }
+  }
+};
+
+// From products [3, units, ld] of a panel, one column per row of the batch.
+template <typename scalar_t>
+struct ForwardPanel {
+  using opmath_t = at::opmath_type<scalar_t>;
+
+  ForwardBlock<scalar_t> block;
+  const opmath_t* products;
+  int64_t ld;
+
+  C10_ALWAYS_INLINE void operator()(int64_t begin, int64_t end) const {
+    alignas(64) opmath_t activations[kVector * 3 * kMaxUnits];
+    const auto units = round_up(block.units, kVector);
+    for (int64_t row = begin; row < end; row += kVector) {
+      for (int64_t gate = 0; gate < 3; ++gate) {
+        for (int64_t unit = 0; unit < units; unit += kVector) {
+          transpose_tile(
+              products + (gate * block.units + unit) * ld + row,
+              ld,
+              activations + gate * units + unit,
+              3 * units);
+        }
+      }
+      const auto rows = std::min(kVector, end - row);
+      for (int64_t i = 0; i < rows; ++i) {
+        block.one_row(row + i, activations + i * 3 * units, units);
+      }
+    }
+  }
+};
+
+// gates.T = weights @ [old_h, input].T in blocks of hidden units and panels of
+// the batch: weights as they lie, the panels packed; the gates of a block,
+// while its products lie in L1.
+template <typename scalar_t, typename gemm_t>
+class ForwardGemm {
+ public:
+  explicit ForwardGemm(const ForwardArguments<scalar_t>& arguments)
+      : a_(arguments),
+        panels_(std::max<int64_t>(1, a_.batch / kPanelWidth)),
+        panels_per_task_(std::min(panels_, kMaxPanelsPerTask)),
+        units_(units_per_block()),
+        packed_(round_up(a_.batch, kVector) * features_) {}
+
+  void run() {
+    pack();
+    const auto unit_blocks = (a_.state_size + units_ - 1) / units_;
+    const auto panel_blocks =
+        (panels_ + panels_per_task_ - 1) / panels_per_task_;
+    const auto nanoseconds =
+        6 * units_ * panels_per_task_ * kPanelWidth * features_ / 200;
+    at::parallel_for(
+        0,
+        unit_blocks * panel_blocks,
+        grain_size(nanoseconds),
+        [&](int64_t begin, int64_t end) {
+          // Transposition reads whole tiles.
+          const Scratch<opmath_t> products(
+              3 * units_ * kPanelWidth * (panels_per_task_ + 1) +
+              kVector * 2 * kPanelWidth);
+          const Scratch<gemm_t> converted(kConverts ? units_ * kMaxK : 0);
+          for (int64_t task = begin; task < end; ++task) {
+            one_block(
+                task / panel_blocks * units_,
+                task % panel_blocks * panels_per_task_,
+                products.data(),
+                converted.data());
+          }
+          release_gemm<gemm_t>();
+        });
+  }
+
+ private:
+  using opmath_t = at::opmath_type<scalar_t>;
+  static constexpr bool kConverts = !std::is_same_v<scalar_t, gemm_t>;
+  static constexpr auto kPairs = kPair<gemm_t>;
+  // Faster than panels of 16 or 64 at most sizes.
+  static constexpr int64_t kPanelWidth = 32;
+  // The products of as many panels are kept until the last K.
+  static constexpr int64_t kMaxPanelsPerTask = 8;
+
+  // Of the last panel up to twice the others', in whole vectors.
+  int64_t width(int64_t panel) const {
+    return panel + 1 < panels_
+        ? kPanelWidth
+        : round_up(a_.batch - panel * kPanelWidth, kVector);
+  }
+
+  int64_t rows(int64_t panel) const {
+    return std::min(width(panel), a_.batch - panel * kPanelWidth);
+  }
+
+  gemm_t* packed(int64_t panel, int64_t feature) const {
+    return packed_.data() + panel * kPanelWidth * features_ +
+        feature * width(panel);
+  }
+
+  // The products of three gates with a panel fit in L1. As many as that allows,
+  // for each call of gemm() costs, but some for every thread.
+  int64_t units_per_block() const {
+    const auto fit =
+        std::min(kMaxUnits, 2048 / std::min(width(0), kPanelWidth));
+    const auto share = a_.state_size / at::get_num_threads();
+    const auto most = std::max(kVector, std::min(fit, share));
+    const auto blocks = (a_.state_size + most - 1) / most;
+    return round_up((a_.state_size + blocks - 1) / blocks, kVector);
+  }
+
+  // [old_h, input].T in panels [features, width].
+  void pack() {
+    const auto nanoseconds = features_ * kPanelWidth / 4;
+    at::parallel_for(
+        0,
+        panels_ * 2,
+        grain_size(nanoseconds / 2),
+        [&](int64_t begin, int64_t end) {
+          for (int64_t task = begin; task < end; ++task) {
+            if (task % 2 == 0) {
+              pack(a_.old_h, a_.state_size, task / 2, 0);
+            } else {
+              pack(a_.input, a_.input_features, task / 2, a_.state_size);
+            }
+          }
+        });
+  }
+
+  void pack(
+      const scalar_t* from,
+      int64_t features,
+      int64_t panel,
+      int64_t first_feature) {
+    using from_t = std::conditional_t<kPairs == 2, Pair<scalar_t>, scalar_t>;
+    using to_t = std::conditional_t<kPairs == 2, Pair<gemm_t>, gemm_t>;
+    const auto first_row = panel * kPanelWidth;
+    vectorized<PackTransposed<from_t, to_t>>()(
+        {reinterpret_cast<const from_t*>(from + first_row * features),
+         features / kPairs,
+         rows(panel),
+         reinterpret_cast<to_t*>(packed(panel, first_feature)),
+         width(panel)},
+        0,
+        features / kPairs);
+  }
+
+  void one_block(
+      int64_t first_unit,
+      int64_t first_panel,
+      opmath_t* products,
+      gemm_t* converted) const {
+    const auto units = std::min(units_, a_.state_size - first_unit);
+    const auto end_panel = std::min(panels_, first_panel + panels_per_task_);
+    for (int64_t k = 0; k < features_; k += kMaxK) {
+      const auto size_k = std::min(kMaxK, features_ - k);
+      for (int64_t gate = 0; gate < 3; ++gate) {
+        const auto* weights =
+            a_.weights + (gate * a_.state_size + first_unit) * features_ + k;
+        const gemm_t* A;
+        if constexpr (kConverts) {
+          convert(weights, units, size_k, converted);
+          A = converted;
+        } else {
+          A = weights;
+        }
+        for (int64_t panel = first_panel; panel < end_panel; ++panel) {
+          gemm<gemm_t>(
+              units,
+              width(panel),
+              size_k,
+              A,
+              kConverts ? size_k : features_,
+              packed(panel, k),
+              width(panel),
+              products + 3 * units * (panel - first_panel) * kPanelWidth +
+                  gate * units * width(panel),
+              width(panel),
+              k > 0);
+        }
+      }
+    }
+    for (int64_t panel = first_panel; panel < end_panel; ++panel) {
+      vectorized<ForwardPanel<scalar_t>>()(
+          {{a_, panel * kPanelWidth, first_unit, units},
+           products + 3 * units * (panel - first_panel) * kPanelWidth,
+           width(panel)},
+          0,
+          rows(panel));
+    }
+  }
+
+  void convert(
+      const scalar_t* weights,
+      int64_t rows,
+      int64_t size_k,
+      gemm_t* converted) const {
+    const auto run = vectorized<Convert<scalar_t, gemm_t>>();
+    for (int64_t row = 0; row < rows; ++row) {
+      run({weights + row * features_, converted + row * size_k}, 0, size_k);
+    }
+  }
+
+  const ForwardArguments<scalar_t>& a_;
+  const int64_t features_ = a_.features();
+  const int64_t panels_;
+  const int64_t panels_per_task_;
+  const int64_t units_;
+  const Scratch<gemm_t> packed_;
+};
+
+// Up to as many rows of the batch, packing costs more than it gains.
+constexpr int64_t kMaxDotBatch = 15;
+
+// Rows of weights in turn for all of the batch, while they lie in the cache.
+constexpr int64_t kDotRows = 24;
+
+template <typename scalar_t>
+struct ForwardRows {
+  using opmath_t = at::opmath_type<scalar_t>;
+
+  ForwardBlock<scalar_t> block;
+  const opmath_t* activations;
+  int64_t ld;
+
+  C10_ALWAYS_INLINE void operator()(int64_t begin, int64_t end) const {
+    for (int64_t row = begin; row < end; ++row) {
+      block.one_row(row, activations + row * 3 * ld, ld);
+    }
+  }
+};
+
+// A few rows: nothing is packed, the weights stream past.
+template <typename scalar_t>
+void forward_dot(const ForwardArguments<scalar_t>& a) {
+  using opmath_t = at::opmath_type<scalar_t>;
+  constexpr bool converts = !std::is_same_v<scalar_t, opmath_t>;
+  constexpr int64_t kDotUnits = 2 * kDotRows;
+  const auto features = a.features();
+  const Scratch<opmath_t> x(a.batch * features);
+  const auto run_convert = vectorized<Convert<scalar_t, opmath_t>>();
+  for (int64_t row = 0; row < a.batch; ++row) {
+    auto* to = x.data() + row * features;
+    run_convert({a.old_h + row * a.state_size, to}, 0, a.state_size);
+    run_convert(
+        {a.input + row * a.input_features, to + a.state_size},
+        0,
+        a.input_features);
+  }
+  const auto run = vectorized<ForwardRows<scalar_t>>();
+
+  const auto one_block = [&](int64_t first_unit, opmath_t* converted) {
+    opmath_t activations[kMaxDotBatch * 3 * kDotUnits];
+    const auto units = std::min(kDotUnits, a.state_size - first_unit);
+    for (int64_t gate = 0; gate < 3; ++gate) {
+      for (int64_t unit = 0; unit < units; unit += kDotRows) {
+        const auto rows = std::min(kDotRows, units - unit);
+        const auto* weights =
+            a.weights + (gate * a.state_size + first_unit + unit) * features;
+        const opmath_t* rows_of_weights;
+        if constexpr (converts) {
+          run_convert({weights, converted}, 0, rows * features);
+          rows_of_weights = converted;
+        } else {
+          rows_of_weights = weights;
+        }
+        dot(a.batch,
+            x.data(),
+            rows_of_weights,
+            rows,
+            features,
+            activations + gate * kDotUnits + unit,
+            3 * kDotUnits);
+      }
+    }
+    run({{a, 0, first_unit, units}, activations, kDotUnits}, 0, a.batch);
+  };
+
+  const auto bytes = 3 * kDotUnits * features * int64_t(sizeof(scalar_t));
+  const auto nanoseconds = bytes / 100 + bytes * a.batch / 300;
+  at::parallel_for(
+      0,
+      (a.state_size + kDotUnits - 1) / kDotUnits,
+      grain_size(nanoseconds),
+      [&](int64_t begin, int64_t end) {
+        const Scratch<opmath_t> converted(converts ? kDotRows * features : 0);
+        for (int64_t block = begin; block < end; ++block) {
+          one_block(block * kDotUnits, converted.data());
+        }
+      });
+}
+
+} // namespace lltm

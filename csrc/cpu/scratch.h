@@ -1,0 +1,34 @@
+#pragma once
+
+#include <c10/core/CPUAllocator.h>
+
+#include <algorithm>
+#include <cstdint>
+
+namespace lltm {
+
+// Uninitialised memory for a time, aligned to cache lines.
+template <typename T>
+class Scratch {
+ public:
+  explicit Scratch(int64_t size)
+      : memory_(
+            size == 0 ? at::DataPtr()
+                      : c10::GetCPUAllocator()->allocate(size * sizeof(T))) {}
+
+  T* data() const {
+    return static_cast<T*>(memory_.get());
+  }
+
+ private:
+  at::DataPtr memory_;
+};
+
+// For at::parallel_for: as many tasks as a thread is worth waking for.
+inline int64_t grain_size(int64_t nanoseconds_per_task) {
+  constexpr int64_t kNanoseconds = 10000;
+  return std::max<int64_t>(
+      1, kNanoseconds / std::max<int64_t>(1, nanoseconds_per_task));
+}
+
+} // namespace lltm
