@@ -244,10 +244,8 @@ class Products {
 
   void finish(int64_t rows, int64_t columns, scalar_t* C, int64_t ldc) {
     if constexpr (!kInPlace) {
-      const auto run = vectorized<Convert<opmath_t, scalar_t>>();
-      for (int64_t row = 0; row < rows; ++row) {
-        run({scratch_.data() + row * columns_, C + row * ldc}, 0, columns);
-      }
+      vectorized<ConvertRows<opmath_t, scalar_t>>()(
+          {scratch_.data(), columns_, columns, C, ldc}, 0, rows);
     }
   }
 
@@ -302,7 +300,7 @@ void backward_weights(
     const BackwardArguments<scalar_t>& a,
     const GateGradients<gemm_t>& d_gates) {
   // Large, so that a block of d_gates is read from L2 for all panels.
-  constexpr int64_t kRows = 192;
+  constexpr int64_t kRows = 384;
   const auto features = a.features();
   const auto rows = 3 * a.state_size;
   const auto batch = d_gates.ld_columns;

@@ -259,7 +259,8 @@ class ForwardGemm {
             a_.weights + (gate * a_.state_size + first_unit) * features_ + k;
         const gemm_t* A;
         if constexpr (kConverts) {
-          convert(weights, units, size_k, converted);
+          vectorized<ConvertRows<scalar_t, gemm_t>>()(
+              {weights, features_, size_k, converted, size_k}, 0, units);
           A = converted;
         } else {
           A = weights;
@@ -287,17 +288,6 @@ class ForwardGemm {
            width(panel)},
           0,
           rows(panel));
-    }
-  }
-
-  void convert(
-      const scalar_t* weights,
-      int64_t rows,
-      int64_t size_k,
-      gemm_t* converted) const {
-    const auto run = vectorized<Convert<scalar_t, gemm_t>>();
-    for (int64_t row = 0; row < rows; ++row) {
-      run({weights + row * features_, converted + row * size_k}, 0, size_k);
     }
   }
 
@@ -338,15 +328,17 @@ void forward_dot(const ForwardArguments<scalar_t>& a) {
   constexpr int64_t kDotUnits = 2 * kDotRows;
   const auto features = a.features();
   const Scratch<opmath_t> x(a.batch * features);
-  const auto run_convert = vectorized<Convert<scalar_t, opmath_t>>();
-  for (int64_t row = 0; row < a.batch; ++row) {
-    auto* to = x.data() + row * features;
-    run_convert({a.old_h + row * a.state_size, to}, 0, a.state_size);
-    run_convert(
-        {a.input + row * a.input_features, to + a.state_size},
-        0,
-        a.input_features);
-  }
+  const auto convert = vectorized<ConvertRows<scalar_t, opmath_t>>();
+  convert(
+      {a.old_h, a.state_size, a.state_size, x.data(), features}, 0, a.batch);
+  convert(
+      {a.input,
+       a.input_features,
+       a.input_features,
+       x.data() + a.state_size,
+       features},
+      0,
+      a.batch);
   const auto run = vectorized<ForwardRows<scalar_t>>();
 
   const auto one_block = [&](int64_t first_unit, opmath_t* converted) {
@@ -359,7 +351,7 @@ void forward_dot(const ForwardArguments<scalar_t>& a) {
             a.weights + (gate * a.state_size + first_unit + unit) * features;
         const opmath_t* rows_of_weights;
         if constexpr (converts) {
-          run_convert({weights, converted}, 0, rows * features);
+          convert({weights, features, features, converted, features}, 0, rows);
           rows_of_weights = converted;
         } else {
           rows_of_weights = weights;

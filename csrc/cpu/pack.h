@@ -5,6 +5,7 @@
 #include "cpu/lanes.h"
 #include "cpu/vectorize.h"
 
+#include <algorithm>
 #include <cstring>
 #include <type_traits>
 
@@ -135,7 +136,7 @@ struct PackTransposed {
 };
 
 // Packs B [rows, columns] of gemm() as it lies, for groups of kPair rows in
-// [begin, end). The row that completes the last pair is zero.
+// [begin, end). Rows that are not there are zero.
 template <typename scalar_t, typename gemm_t>
 struct PackRows {
   const scalar_t* from;
@@ -148,44 +149,70 @@ struct PackRows {
   C10_ALWAYS_INLINE void operator()(int64_t begin, int64_t end) const {
     constexpr auto pair = kPair<gemm_t>;
     for (int64_t group = begin; group < end; ++group) {
-      for (int64_t i = 0; i < pair; ++i) {
-        const int64_t row = group * pair + i;
-        copy(
-            from + row * ld_from,
-            row < rows ? columns : 0,
-            to + group * pair * ld_to + i);
+      const auto* row = from + group * pair * ld_from;
+      auto* packed = to + group * pair * ld_to;
+      if ((group + 1) * pair > rows) {
+        rest(row, std::max<int64_t>(0, rows - group * pair), packed);
+      } else if constexpr (pair == 1) {
+        one_row(row, packed);
+      } else {
+        two_rows(row, row + ld_from, packed);
       }
     }
   }
 
-  C10_ALWAYS_INLINE void copy(
+  C10_ALWAYS_INLINE void one_row(
       const scalar_t* __restrict__ from,
-      int64_t available,
       gemm_t* __restrict__ to) const {
-    constexpr auto pair = kPair<gemm_t>;
-    for (int64_t column = 0; column < available; ++column) {
-      move(from[column], to[column * pair]);
+    for (int64_t column = 0; column < columns; ++column) {
+      move(from[column], to[column]);
     }
-    for (int64_t column = available; column < columns; ++column) {
-      to[column * pair] = {};
+  }
+
+  // By the bits: loops that copy the struct do not vectorise.
+  C10_ALWAYS_INLINE void two_rows(
+      const scalar_t* __restrict__ first,
+      const scalar_t* __restrict__ second,
+      gemm_t* __restrict__ to) const {
+    for (int64_t column = 0; column < columns; ++column) {
+      to[2 * column].x = first[column].x;
+      to[2 * column + 1].x = second[column].x;
+    }
+  }
+
+  C10_ALWAYS_INLINE void
+  rest(const scalar_t* from, int64_t rows_left, gemm_t* to) const {
+    constexpr auto pair = kPair<gemm_t>;
+    for (int64_t i = 0; i < pair; ++i) {
+      for (int64_t column = 0; column < columns; ++column) {
+        to[column * pair + i] = {};
+        if (i < rows_left) {
+          move(from[i * ld_from + column], to[column * pair + i]);
+        }
+      }
     }
   }
 };
 
+// to = from, for rows in [begin, end).
 template <typename from_t, typename to_t>
-struct Convert {
+struct ConvertRows {
   const from_t* from;
+  int64_t ld_from;
+  int64_t columns;
   to_t* to;
+  int64_t ld_to;
 
   C10_ALWAYS_INLINE void operator()(int64_t begin, int64_t end) const {
-    convert(from + begin, to + begin, end - begin);
+    for (int64_t row = begin; row < end; ++row) {
+      one_row(from + row * ld_from, to + row * ld_to);
+    }
   }
 
-  C10_ALWAYS_INLINE void convert(
+  C10_ALWAYS_INLINE void one_row(
       const from_t* __restrict__ from,
-      to_t* __restrict__ to,
-      int64_t size) const {
-    for (int64_t i = 0; i < size; ++i) {
+      to_t* __restrict__ to) const {
+    for (int64_t i = 0; i < columns; ++i) {
       move(from[i], to[i]);
     }
   }
