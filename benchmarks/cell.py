@@ -1,110 +1,185 @@
-"""One step of the cell beside what else PyTorch offers for it, all in one process.
+"""One step of the cell beside what else PyTorch offers for it, and the roofs of the machine.
 
-Medians of torch.utils.benchmark, the contenders taking turns, in microseconds; ``ratio`` is the
-best of the others over ours. Written as JSON with ``--output``.
+Everything is measured in one process, the contenders taking turns: the median microseconds of
+inference and of training (forward, and backward for gradients of the parameters), through the
+modules, with the state given. Prints a table; writes a JSON file and a picture.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
-import statistics
+import os
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import roofs
+import timing
 import torch
 from torch import Tensor, nn
-from torch.utils.benchmark import Timer
+from torch.hub import tqdm  # stands in where tqdm is not installed
 
 import lltm_ops
 
+State = tuple[Tensor, Tensor]
 # batch, input, state: the tutorial's is the second.
-SHAPES = [(1, 32, 128), (16, 32, 128), (64, 256, 512), (256, 1024, 1024)]
-Step = Callable[[Tensor, tuple[Tensor, Tensor]], tuple[Tensor, Tensor]]
+SHAPES = ["1x32x128", "16x32x128", "64x256x512", "256x1024x1024"]
 
 
-class PlainCell(lltm_ops.LLTMCell):
+class EagerCell(lltm_ops.LLTMCell):
     """The same parameters, the mathematics in plain PyTorch."""
 
-    def forward(self, input: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def forward(self, input: Tensor, state: State) -> State:
         return lltm_ops.reference(input, self.weights, self.bias, *state)
 
 
-def contenders(shape: tuple[int, int, int], options: dict) -> dict[str, Step]:
-    _, input_size, hidden_size = shape
+class TutorialCell(lltm_ops.LLTMCell):
+    """The same parameters, the mathematics in C++ out of ATen's operators."""
+
+    def forward(self, input: Tensor, state: State) -> State:
+        return torch.ops.lltm_benchmark.tutorial_cell(input, self.weights, self.bias, *state)
+
+
+class EmptyCell(lltm_ops.LLTMCell):
+    """The same call, of an operator that allocates the results and does nothing else."""
+
+    def forward(self, input: Tensor, state: State) -> State:
+        return torch.ops.lltm_benchmark.empty_call(input, self.weights, self.bias, *state)
+
+
+def contenders(input_size: int, hidden_size: int, options: dict[str, Any]) -> dict[str, nn.Module]:
     torch._dynamo.reset()
     return {
         "lltm_ops": lltm_ops.LLTMCell(input_size, hidden_size, **options),
-        "eager": PlainCell(input_size, hidden_size, **options),
-        "compile": torch.compile(PlainCell(input_size, hidden_size, **options)),
+        "eager": EagerCell(input_size, hidden_size, **options),
+        "compile": torch.compile(EagerCell(input_size, hidden_size, **options), dynamic=False),
+        "C++": TutorialCell(input_size, hidden_size, **options),
         "LSTMCell": nn.LSTMCell(input_size, hidden_size, **options),
     }
 
 
-def inference(step: Step, input: Tensor, state: tuple[Tensor, Tensor]) -> None:
+def inference(cell: nn.Module, input: Tensor, state: State) -> Callable[[], Any]:
+    return lambda: cell(input, state)
+
+
+def training(cell: nn.Module, input: Tensor, state: State) -> Callable[[], Any]:
+    parameters = list(cell.parameters())
+    return lambda: torch.autograd.grad(cell(input, state), parameters, state)
+
+
+def captured(function: Callable[[], Any]) -> Callable[[], Any]:
+    """The replay of a CUDA graph of a call."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            function()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        function()
+    return graph.replay
+
+
+def measure_shape(
+    shape: tuple[int, int, int], args: argparse.Namespace, progress: tqdm
+) -> list[dict[str, Any]]:
+    """Rows of the table: for inference and training, in calls and (on CUDA) in graphs."""
+    batch, input_size, hidden_size = shape
+    options = {"device": args.device, "dtype": getattr(torch, args.dtype)}
+    cells = contenders(input_size, hidden_size, options)
+    input = torch.randn(batch, input_size, **options)
+    state = (torch.randn(batch, hidden_size, **options), torch.randn(batch, hidden_size, **options))
+    weights = cells["lltm_ops"].weights
     with torch.no_grad():
-        step(input, state)
+        empty = inference(EmptyCell(input_size, hidden_size, **options), input, state)
+        call = timing.medians({"": empty})[""]
+    rows = []
+    for what, prepare in (("inference", inference), ("training", training)):
+        for graph in (False, True) if args.device == "cuda" else (False,):
+            with torch.set_grad_enabled(what == "training"):
+                functions = {name: prepare(cell, input, state) for name, cell in cells.items()}
+                if graph:
+                    functions = {name: captured(function) for name, function in functions.items()}
+                times = timing.medians(functions, args.rounds, device=args.device)
+            progress.update(1)
+            best = min(time for name, time in times.items() if name != "lltm_ops")
+            row = {
+                "shape": " x ".join(map(str, shape)),
+                "threads": torch.get_num_threads(),
+                "what": what + (" in a CUDA graph" if graph else ""),
+                "microseconds": {name: time * 1e6 for name, time in times.items()},
+                "ratio": best / times["lltm_ops"],
+            }
+            products = 2 if what == "training" else 1
+            flop = products * 2 * batch * weights.numel()
+            row |= {"flop": flop, "weight_bytes": weights.nbytes}
+            if args.device == "cpu":
+                row["call_microseconds"] = call * 1e6
+                row["gigabytes_per_second_at_best"] = roofs.bandwidth(weights.nbytes) * 1e-9
+                row["gflop_per_second_at_best"] = roofs.product_rate(options["dtype"]) * 1e-9
+            rows.append(row)
+    return rows
 
 
-def training(step: Step, input: Tensor, state: tuple[Tensor, Tensor]) -> None:
-    new_h, new_cell = step(input, state)
-    torch.autograd.backward((new_h, new_cell), (state[0], state[1]))
+def add_share_of_roof(rows: list[dict[str, Any]]) -> None:
+    """What the products, or reading the weights, take at best, of our time beyond that of a call.
+
+    The best rate of products is the best of all that were measured between the rows.
+    """
+    rate = max(row["gflop_per_second_at_best"] for row in rows)
+    for row in rows:
+        row["gflop_per_second_at_best"] = rate
+        products = row["flop"] / rate
+        reading = row["weight_bytes"] / row["gigabytes_per_second_at_best"]
+        time = row["microseconds"]["lltm_ops"] - row["call_microseconds"]
+        row["share_of_roof"] = max(products, reading) * 1e-3 / time
 
 
-def medians(
-    function: Callable[..., None], steps: dict[str, Step], arguments: tuple, rounds: int
-) -> dict[str, float]:
-    """Median microseconds of each step over rounds in which they take turns."""
-    timers = {
-        name: Timer(
-            "function(step, *arguments)",
-            globals={"function": function, "step": step, "arguments": arguments},
-            num_threads=torch.get_num_threads(),
-        )
-        for name, step in steps.items()
-    }
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for timer in timers.values():
-        timer.timeit(3)  # compiles, and warms the caches
-    for _ in range(rounds):
-        for name, timer in timers.items():
-            times[name].append(timer.blocked_autorange(min_run_time=0.1).median * 1e6)
-    return {name: statistics.median(values) for name, values in times.items()}
+def print_table(rows: list[dict[str, Any]]) -> None:
+    names = list(rows[0]["microseconds"])
+    header = ["batch x input x state", "threads", "what", *names, "ratio", "roof"]
+    table = [header] + [
+        [
+            row["shape"],
+            str(row["threads"]),
+            row["what"],
+            *(f"{row['microseconds'][name]:.1f}" for name in names),
+            f"{row['ratio']:.2f}",
+            f"{row['share_of_roof']:.0%}" if "share_of_roof" in row else "",
+        ]
+        for row in rows
+    ]
+    widths = [max(len(row[i]) for row in table) for i in range(len(header))]
+    for row in table:
+        print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shapes", nargs="+", default=SHAPES, help="as batch x input x state")
+    parser.add_argument("--threads", nargs="+", type=int, default=sorted({1, os.cpu_count() or 1}))
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--output", help="a JSON file to write")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each contender")
+    parser.add_argument("--output", type=Path, default=Path("build/benchmarks"), help="a folder")
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    options = {"device": args.device, "dtype": getattr(torch, args.dtype)}
+    timing.load_native()
+    shapes = [tuple(map(int, shape.split("x"))) for shape in args.shapes]
+    threads = args.threads if args.device == "cpu" else [1]
     rows = []
-    for shape in SHAPES:
-        batch, input_size, hidden_size = shape
-        steps = contenders(shape, options)
-        input = torch.randn(batch, input_size, **options)
-        state = tuple(torch.randn(batch, hidden_size, **options) for _ in range(2))
-        for function in (inference, training):
-            times = medians(function, steps, (input, state), args.rounds)
-            best = min(time for name, time in times.items() if name != "lltm_ops")
-            row = {"shape": shape, "what": function.__name__, **times}
-            rows.append({**row, "ratio": best / times["lltm_ops"]})
-            print(
-                f"{' x '.join(map(str, shape)):>18} {function.__name__:>10}",
-                *(f"{name} {time:.1f}" for name, time in times.items()),
-                f"ratio {rows[-1]['ratio']:.2f}",
-                sep="  ",
-            )
-    if args.output:
-        machine = torch.cuda.get_device_name() if args.device == "cuda" else platform.machine()
-        run = {"machine": machine, "device": args.device, "dtype": args.dtype}
-        run |= {"threads": args.threads, "rounds": args.rounds, **lltm_ops.build_info()}
-        with open(args.output, "w") as file:
-            json.dump(run | {"microseconds": rows}, file, indent=1)
+    total = len(shapes) * len(threads) * (4 if args.device == "cuda" else 2)
+    with tqdm(total=total, desc="timing", unit="row") as progress:
+        for count in threads:
+            torch.set_num_threads(count)
+            of_this_count = []
+            for shape in shapes:
+                of_this_count += measure_shape(shape, args, progress)
+            if args.device == "cpu":
+                add_share_of_roof(of_this_count)
+            rows += of_this_count
+    print_table(rows)
+    run = timing.describe(args.device, args.dtype) | {"rounds": args.rounds, "rows": rows}
+    timing.save(run, "plot_cell", args.output / f"cell_{args.device}_{args.dtype}.json")
 
 
 if __name__ == "__main__":

@@ -66,8 +66,10 @@ void dot_rows(
   const auto whole = rows / kRows * kRows;
   vectorized<DotTile<T, kBatch, kRows>>()(
       {x, weights, K, out, ld_out}, 0, whole);
-  vectorized<DotTile<T, kBatch, 1>>()(
-      {x, weights, K, out, ld_out}, whole, rows);
+  if (whole < rows) {
+    vectorized<DotTile<T, kBatch, 1>>()(
+        {x, weights, K, out, ld_out}, whole, rows);
+  }
 }
 
 // Tiles of 4, 2 and 1 rows of x. How many sums each keeps in registers was

@@ -20,9 +20,8 @@ namespace lltm {
 template <typename gemm_t>
 constexpr int64_t kPair = std::is_same_v<gemm_t, c10::BFloat16> ? 2 : 1;
 
-// Columns of B per call. The microkernel works on vectors of 16 and up to four
-// of them; packed panels of B are padded to whole vectors.
-constexpr int64_t kPanel = 64;
+// The microkernel works on vectors of as many columns of B: packed panels of B
+// are padded to whole ones.
 constexpr int64_t kVector = 16;
 
 // K per call: one sum in order over more terms than this loses accuracy, and B

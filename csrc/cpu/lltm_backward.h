@@ -255,89 +255,113 @@ class Products {
   Scratch<opmath_t> scratch_;
 };
 
-// [old_h, input] in panels [rows, kPanel] of its columns, rows padded to pairs.
+// d_weights = d_gates.T @ [old_h, input], the latter packed into panels of its
+// columns. Few rows of the batch make many results of few products: then one
+// panel, so that whole rows of d_weights are written one after the other.
 template <typename scalar_t, typename gemm_t>
-void pack_columns_of_state_and_input(
-    const BackwardArguments<scalar_t>& a,
-    int64_t rows,
-    gemm_t* packed) {
-  constexpr auto pair = kPair<gemm_t>;
-  const auto run = vectorized<PackRows<scalar_t, gemm_t>>();
-  const auto panels = (a.features() + kPanel - 1) / kPanel;
-  const auto pack = [&](int64_t panel,
-                        const scalar_t* from,
-                        int64_t ld_from,
-                        int64_t first,
-                        int64_t last) {
-    const auto begin = std::max(panel * kPanel, first);
-    const auto end = std::min((panel + 1) * kPanel, last);
-    if (begin < end) {
-      run({from + begin - first,
-           ld_from,
-           a.batch,
-           end - begin,
-           packed + panel * kPanel * rows + (begin - panel * kPanel) * pair,
-           kPanel},
-          0,
-          rows / pair);
-    }
-  };
-  at::parallel_for(
-      0,
-      panels,
-      grain_size(rows * kPanel / 8),
-      [&](int64_t begin, int64_t end) {
-        for (int64_t panel = begin; panel < end; ++panel) {
-          pack(panel, a.old_h, a.state_size, 0, a.state_size);
-          pack(panel, a.input, a.input_features, a.state_size, a.features());
-        }
-      });
-}
+class BackwardWeights {
+ public:
+  BackwardWeights(
+      const BackwardArguments<scalar_t>& arguments,
+      const GateGradients<gemm_t>& d_gates)
+      : a_(arguments),
+        d_gates_(d_gates),
+        width_(is_narrow() ? round_up(features_, kVector) : 64),
+        // Large, so that d_gates are read from L2 for all panels.
+        block_rows_(is_narrow() ? 16 : 384),
+        panels_((features_ + width_ - 1) / width_),
+        packed_(panels_ * width_ * batch_) {}
 
-// d_weights = d_gates.T @ [old_h, input]
-template <typename scalar_t, typename gemm_t>
-void backward_weights(
-    const BackwardArguments<scalar_t>& a,
-    const GateGradients<gemm_t>& d_gates) {
-  // Large, so that a block of d_gates is read from L2 for all panels.
-  constexpr int64_t kRows = 384;
-  const auto features = a.features();
-  const auto rows = 3 * a.state_size;
-  const auto batch = d_gates.ld_columns;
-  const auto panels = (features + kPanel - 1) / kPanel;
-  const Scratch<gemm_t> packed(panels * kPanel * batch);
-  pack_columns_of_state_and_input(a, batch, packed.data());
-  const auto row_blocks = (rows + kRows - 1) / kRows;
-  at::parallel_for(
-      0,
-      row_blocks * panels,
-      grain_size(2 * kRows * kPanel * batch / 200),
-      [&](int64_t begin, int64_t end) {
-        Products<scalar_t> products(kRows, kPanel);
-        for (int64_t task = begin; task < end; ++task) {
-          const auto row = task / panels * kRows;
-          const auto column = task % panels * kPanel;
-          const auto size_m = std::min(kRows, rows - row);
-          const auto size_n = std::min(kPanel, features - column);
-          auto* C = a.d_weights + row * features + column;
-          for (int64_t k = 0; k < batch; k += kMaxK) {
-            gemm<gemm_t>(
-                size_m,
-                size_n,
-                std::min(kMaxK, batch - k),
-                d_gates.columns + row * batch + k,
-                batch,
-                packed.data() + column * batch + k * kPanel,
-                kPanel,
-                products.of(C),
-                products.ld(features),
-                k > 0);
+  void run() {
+    pack();
+    const auto row_blocks = (rows_ + block_rows_ - 1) / block_rows_;
+    const auto nanoseconds =
+        block_rows_ * width_ * std::max<int64_t>(batch_, 10) / 100;
+    at::parallel_for(
+        0,
+        row_blocks * panels_,
+        grain_size(nanoseconds),
+        [&](int64_t begin, int64_t end) {
+          Products<scalar_t> products(block_rows_, width_);
+          for (int64_t task = begin; task < end; ++task) {
+            one_block(
+                task / panels_ * block_rows_,
+                task % panels_ * width_,
+                products);
           }
-          products.finish(size_m, size_n, C, features);
-        }
-        release_gemm<gemm_t>();
-      });
-}
+          release_gemm<gemm_t>();
+        });
+  }
+
+ private:
+  static constexpr auto kPairs = kPair<gemm_t>;
+
+  bool is_narrow() const {
+    return a_.batch < kVector;
+  }
+
+  void pack() {
+    at::parallel_for(
+        0,
+        panels_,
+        grain_size(batch_ * width_ / 8),
+        [&](int64_t begin, int64_t end) {
+          for (int64_t panel = begin; panel < end; ++panel) {
+            pack(panel, a_.old_h, 0, a_.state_size);
+            pack(panel, a_.input, a_.state_size, a_.input_features);
+          }
+        });
+  }
+
+  // What lies in the panel of columns [first, first + size).
+  void pack(int64_t panel, const scalar_t* from, int64_t first, int64_t size) {
+    const auto begin = std::max(panel * width_, first);
+    const auto end = std::min((panel + 1) * width_, first + size);
+    if (begin < end) {
+      auto* to = packed_.data() + panel * width_ * batch_;
+      vectorized<PackRows<scalar_t, gemm_t>>()(
+          {from + begin - first,
+           size,
+           a_.batch,
+           end - begin,
+           to + (begin - panel * width_) * kPairs,
+           width_},
+          0,
+          batch_ / kPairs);
+    }
+  }
+
+  void one_block(int64_t row, int64_t column, Products<scalar_t>& products)
+      const {
+    const auto size_m = std::min(block_rows_, rows_ - row);
+    const auto size_n = std::min(width_, features_ - column);
+    auto* C = a_.d_weights + row * features_ + column;
+    for (int64_t k = 0; k < batch_; k += kMaxK) {
+      gemm<gemm_t>(
+          size_m,
+          size_n,
+          std::min(kMaxK, batch_ - k),
+          d_gates_.columns + row * batch_ + k,
+          batch_,
+          packed_.data() + column * batch_ + k * width_,
+          width_,
+          products.of(C),
+          products.ld(features_),
+          k > 0);
+    }
+    products.finish(size_m, size_n, C, features_);
+  }
+
+  const BackwardArguments<scalar_t>& a_;
+  const GateGradients<gemm_t>& d_gates_;
+  const int64_t features_ = a_.features();
+  const int64_t rows_ = 3 * a_.state_size;
+  const int64_t batch_ = d_gates_.ld_columns; // padded
+  const int64_t width_;
+  const int64_t block_rows_;
+  const int64_t panels_;
+  const Scratch<gemm_t> packed_;
+};
 
 // Rows of C for a call, of those that remain: few sizes, since oneDNN generates
 // a kernel for each and keeps it.
@@ -446,7 +470,7 @@ void backward_step(const BackwardArguments<scalar_t>& a) {
         {d_gates, a.batch, a.d_bias}, 0, rows);
   }
   if (a.d_weights != nullptr) {
-    backward_weights(a, d_gates);
+    BackwardWeights<scalar_t, gemm_t>(a, d_gates).run();
   }
   if (a.d_old_h != nullptr) {
     backward_columns(a, d_gates, 0, a.state_size, a.d_old_h);

@@ -59,24 +59,96 @@ struct ForwardBlock {
     }
   }
 
+  // Whole vectors. Where units are no multiple, the last one overlaps the one
+  // before, or stands alone, padded, unless that costs more than it gains.
   template <bool write_gates>
   C10_ALWAYS_INLINE void
   one_row(int64_t row, const opmath_t* activations, int64_t ld) const {
     const auto& a = arguments;
     const auto at = (first_row + row) * a.state_size + first_unit;
-    one_row<write_gates>(
+    const Units all{
         activations,
         ld,
         a.bias + first_unit,
         a.old_cell + at,
         a.new_h + at,
         a.new_cell + at,
-        a.gates + (first_row + row) * 3 * a.state_size + first_unit,
-        a.state_size);
+        write_gates
+            ? a.gates + (first_row + row) * 3 * a.state_size + first_unit
+            : nullptr,
+        a.state_size};
+    if (units < 5) {
+      return compute<write_gates>(all, 0, units);
+    }
+    if (units < kVector) {
+      return padded<write_gates>(all);
+    }
+    const auto whole = units / kVector * kVector;
+    compute<write_gates>(all, 0, whole);
+    if (whole < units) {
+      compute<write_gates>(all, units - kVector, kVector);
+    }
+  }
+
+  // Consecutive ones of a row, the three gates ld and state_size apart.
+  struct Units {
+    const opmath_t* activations;
+    int64_t ld;
+    const scalar_t* bias;
+    const scalar_t* old_cell;
+    scalar_t* new_h;
+    scalar_t* new_cell;
+    scalar_t* gates;
+    int64_t state_size;
+  };
+
+  template <bool write_gates>
+  C10_ALWAYS_INLINE void padded(const Units& from) const {
+    opmath_t activations[3 * kVector] = {};
+    scalar_t bias[3 * kVector] = {};
+    scalar_t old_cell[kVector] = {};
+    scalar_t new_h[kVector], new_cell[kVector], gates[3 * kVector];
+    for (int64_t gate = 0; gate < 3; ++gate) {
+      for (int64_t i = 0; i < units; ++i) {
+        activations[gate * kVector + i] = from.activations[gate * from.ld + i];
+        bias[gate * kVector + i] = from.bias[gate * from.state_size + i];
+      }
+    }
+    for (int64_t i = 0; i < units; ++i) {
+      old_cell[i] = from.old_cell[i];
+    }
+    compute<write_gates>(
+        {activations, kVector, bias, old_cell, new_h, new_cell, gates, kVector},
+        0,
+        kVector);
+    for (int64_t i = 0; i < units; ++i) {
+      from.new_h[i] = new_h[i];
+      from.new_cell[i] = new_cell[i];
+    }
+    for (int64_t gate = 0; write_gates && gate < 3; ++gate) {
+      for (int64_t i = 0; i < units; ++i) {
+        from.gates[gate * from.state_size + i] = gates[gate * kVector + i];
+      }
+    }
   }
 
   template <bool write_gates>
-  C10_ALWAYS_INLINE void one_row(
+  C10_ALWAYS_INLINE void compute(const Units& of, int64_t first, int64_t size)
+      const {
+    compute<write_gates>(
+        of.activations + first,
+        of.ld,
+        of.bias + first,
+        of.old_cell + first,
+        of.new_h + first,
+        of.new_cell + first,
+        write_gates ? of.gates + first : nullptr,
+        of.state_size,
+        size);
+  }
+
+  template <bool write_gates>
+  C10_ALWAYS_INLINE void compute(
       const opmath_t* __restrict__ activations,
       int64_t ld,
       const scalar_t* __restrict__ bias,
@@ -84,8 +156,9 @@ struct ForwardBlock {
       scalar_t* __restrict__ new_h,
       scalar_t* __restrict__ new_cell,
       scalar_t* __restrict__ gates,
-      int64_t state_size) const {
-    for (int64_t i = 0; i < units; ++i) {
+      int64_t state_size,
+      int64_t size) const {
+    for (int64_t i = 0; i < size; ++i) {
       const auto out = cell_forward<opmath_t>(
           activations[i] + load(bias[i]),
           activations[i + ld] + load(bias[i + state_size]),
@@ -151,7 +224,7 @@ class ForwardGemm {
     const auto panel_blocks =
         (panels_ + panels_per_task_ - 1) / panels_per_task_;
     const auto nanoseconds =
-        6 * units_ * panels_per_task_ * kPanelWidth * features_ / 200;
+        6 * units_ * panels_per_task_ * width(0) * features_ / 200;
     at::parallel_for(
         0,
         unit_blocks * panel_blocks,
@@ -161,7 +234,7 @@ class ForwardGemm {
           const Scratch<opmath_t> products(
               3 * units_ * kPanelWidth * (panels_per_task_ + 1) +
               kVector * 2 * kPanelWidth);
-          const Scratch<gemm_t> converted(kConverts ? units_ * kMaxK : 0);
+          const Scratch<gemm_t> converted(kConverts ? 3 * units_ * kMaxK : 0);
           for (int64_t task = begin; task < end; ++task) {
             one_block(
                 task / panel_blocks * units_,
@@ -211,38 +284,47 @@ class ForwardGemm {
 
   // [old_h, input].T in panels [features, width].
   void pack() {
-    const auto nanoseconds = features_ * kPanelWidth / 4;
+    const auto chunks = (features_ + kMaxK - 1) / kMaxK;
+    const auto nanoseconds = std::min(features_, kMaxK) * width(0) / 4;
     at::parallel_for(
         0,
-        panels_ * 2,
-        grain_size(nanoseconds / 2),
+        panels_ * chunks,
+        grain_size(nanoseconds),
         [&](int64_t begin, int64_t end) {
           for (int64_t task = begin; task < end; ++task) {
-            if (task % 2 == 0) {
-              pack(a_.old_h, a_.state_size, task / 2, 0);
-            } else {
-              pack(a_.input, a_.input_features, task / 2, a_.state_size);
-            }
+            const auto panel = task / chunks;
+            const auto first = task % chunks * kMaxK;
+            const auto last = std::min(first + kMaxK, features_);
+            pack(panel, first, last, a_.old_h, 0, a_.state_size);
+            pack(
+                panel, first, last, a_.input, a_.state_size, a_.input_features);
           }
         });
   }
 
+  // Of from, whose features begin at offset, those in [first, last).
   void pack(
-      const scalar_t* from,
-      int64_t features,
       int64_t panel,
-      int64_t first_feature) {
+      int64_t first,
+      int64_t last,
+      const scalar_t* from,
+      int64_t offset,
+      int64_t size) {
     using from_t = std::conditional_t<kPairs == 2, Pair<scalar_t>, scalar_t>;
     using to_t = std::conditional_t<kPairs == 2, Pair<gemm_t>, gemm_t>;
-    const auto first_row = panel * kPanelWidth;
-    vectorized<PackTransposed<from_t, to_t>>()(
-        {reinterpret_cast<const from_t*>(from + first_row * features),
-         features / kPairs,
-         rows(panel),
-         reinterpret_cast<to_t*>(packed(panel, first_feature)),
-         width(panel)},
-        0,
-        features / kPairs);
+    const auto begin = std::max(first - offset, int64_t(0));
+    const auto end = std::min(last - offset, size);
+    if (begin < end) {
+      const auto* rows_of_panel = from + panel * kPanelWidth * size;
+      vectorized<PackTransposed<from_t, to_t>>()(
+          {reinterpret_cast<const from_t*>(rows_of_panel),
+           size / kPairs,
+           rows(panel),
+           reinterpret_cast<to_t*>(packed(panel, offset)),
+           width(panel)},
+          begin / kPairs,
+          end / kPairs);
+    }
   }
 
   void one_block(
@@ -252,22 +334,26 @@ class ForwardGemm {
       gemm_t* converted) const {
     const auto units = std::min(units_, a_.state_size - first_unit);
     const auto end_panel = std::min(panels_, first_panel + panels_per_task_);
+    // The rows of the gates follow one another where a block has all units.
+    const auto gates = units == a_.state_size ? 3 : 1;
     for (int64_t k = 0; k < features_; k += kMaxK) {
       const auto size_k = std::min(kMaxK, features_ - k);
-      for (int64_t gate = 0; gate < 3; ++gate) {
+      for (int64_t gate = 0; gate < 3; gate += gates) {
         const auto* weights =
             a_.weights + (gate * a_.state_size + first_unit) * features_ + k;
         const gemm_t* A;
         if constexpr (kConverts) {
           vectorized<ConvertRows<scalar_t, gemm_t>>()(
-              {weights, features_, size_k, converted, size_k}, 0, units);
+              {weights, features_, size_k, converted, size_k},
+              0,
+              gates * units);
           A = converted;
         } else {
           A = weights;
         }
         for (int64_t panel = first_panel; panel < end_panel; ++panel) {
           gemm<gemm_t>(
-              units,
+              gates * units,
               width(panel),
               size_k,
               A,
@@ -300,9 +386,19 @@ class ForwardGemm {
 };
 
 // Up to as many rows of the batch, packing costs more than it gains.
-constexpr int64_t kMaxDotBatch = 15;
+constexpr int64_t kMaxDotBatch = 16;
 
-// Rows of weights in turn for all of the batch, while they lie in the cache.
+// Whether forward_dot is the faster one. Rows of weights that are a multiple of
+// 4 KiB apart fall on the same sets of the L1 cache, which only wider products
+// make up for.
+template <typename scalar_t>
+bool is_dot_faster(const ForwardArguments<scalar_t>& a) {
+  const bool rows_collide = a.features() * sizeof(scalar_t) % 4096 == 0;
+  return a.batch < kMaxDotBatch || (a.batch == kMaxDotBatch && rows_collide);
+}
+
+// Rows of weights that all of the batch takes in turn, while they lie in the
+// cache.
 constexpr int64_t kDotRows = 24;
 
 template <typename scalar_t>
@@ -340,13 +436,14 @@ void forward_dot(const ForwardArguments<scalar_t>& a) {
       0,
       a.batch);
   const auto run = vectorized<ForwardRows<scalar_t>>();
+  const auto rows_in_turn = converts || a.batch > 4 ? kDotRows : kDotUnits;
 
   const auto one_block = [&](int64_t first_unit, opmath_t* converted) {
     opmath_t activations[kMaxDotBatch * 3 * kDotUnits];
     const auto units = std::min(kDotUnits, a.state_size - first_unit);
     for (int64_t gate = 0; gate < 3; ++gate) {
-      for (int64_t unit = 0; unit < units; unit += kDotRows) {
-        const auto rows = std::min(kDotRows, units - unit);
+      for (int64_t unit = 0; unit < units; unit += rows_in_turn) {
+        const auto rows = std::min(rows_in_turn, units - unit);
         const auto* weights =
             a.weights + (gate * a.state_size + first_unit + unit) * features;
         const opmath_t* rows_of_weights;

@@ -16,7 +16,7 @@ namespace {
 
 template <typename scalar_t>
 void forward_step(const ForwardArguments<scalar_t>& arguments) {
-  if (arguments.batch <= kMaxDotBatch) {
+  if (is_dot_faster(arguments)) {
     return forward_dot(arguments);
   }
   if constexpr (kPair<scalar_t> == 2) {

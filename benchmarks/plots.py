@@ -1,0 +1,129 @@
+"""The pictures of a benchmark's figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+COLORS = {
+    "lltm_ops": "tab:red",
+    "eager": "tab:blue",
+    "compile": "tab:orange",
+    "C++": "tab:green",
+    "LSTMCell": "tab:gray",
+}
+
+
+def plot_cell(run: dict[str, Any], file: Path) -> None:
+    """Bars of each contender's time over ours; below, for the CPU, our rates under the roofs."""
+    threads = sorted({row["threads"] for row in run["rows"]})
+    has_roofs = "share_of_roof" in run["rows"][0]
+    figure, axes = plt.subplots(
+        1 + has_roofs,
+        len(threads),
+        figsize=(6.5 * len(threads), 4.2 * (1 + has_roofs)),
+        squeeze=False,
+        layout="constrained",
+    )
+    for column, count in enumerate(threads):
+        rows = [row for row in run["rows"] if row["threads"] == count]
+        plot_bars(axes[0][column], rows)
+        if has_roofs:
+            plot_roofs(axes[1][column], rows)
+        plural = "s" if count > 1 else ""
+        axes[0][column].set_title(f"{count} thread{plural}" if has_roofs else run["machine"])
+    figure.suptitle(f"One step, {run['dtype']}, {run['machine']}, torch {run['torch']}")
+    figure.savefig(file, dpi=100)
+    plt.close(figure)
+
+
+def plot_bars(axis: Any, rows: list[dict[str, Any]]) -> None:
+    names = list(rows[0]["microseconds"])
+    width = 0.8 / len(names)
+    for i, name in enumerate(names):
+        heights = [row["microseconds"][name] / row["microseconds"]["lltm_ops"] for row in rows]
+        places = [row + (i - (len(names) - 1) / 2) * width for row in range(len(rows))]
+        axis.bar(places, heights, width, label=name, color=COLORS[name])
+    labels = [f"{row['shape'].replace(' ', '')}\n{row['what']}" for row in rows]
+    axis.set_xticks(range(len(rows)), labels, rotation=45, ha="right", fontsize=8)
+    axis.set_ylabel("time, over that of lltm_ops")
+    axis.axhline(1, color="black", linewidth=0.5)
+    axis.legend(fontsize=8, ncols=len(names), loc="upper right")
+    axis.set_ylim(top=axis.get_ylim()[1] * 1.15)
+
+
+def plot_roofs(axis: Any, rows: list[dict[str, Any]]) -> None:
+    """Inference: FLOP per byte of the weights is half the batch, in float32."""
+    rows = [row for row in rows if row["what"] == "inference"]
+    rate = rows[0]["gflop_per_second_at_best"]
+    intensities = [2**i for i in range(-2, 10)]
+    for row in rows:
+        width = row["gigabytes_per_second_at_best"]
+        flop, size = row["flop"], row["weight_bytes"]
+        line = axis.plot(
+            intensities, [min(rate, width * i) for i in intensities], linewidth=0.8, alpha=0.7
+        )
+        reached = {name: flop / time * 1e-3 for name, time in row["microseconds"].items()}
+        label = f"{row['shape'].replace(' ', '')}: {width:.0f} GB/s, {row['share_of_roof']:.0%}"
+        color = line[0].get_color()
+        axis.plot(flop / size, reached["lltm_ops"], "o", color=color, label=label)
+        axis.plot(flop / size, reached["eager"], "x", color=color)
+    axis.set(xscale="log", yscale="log", xlabel="FLOP per byte of the weights", ylabel="GFLOP/s")
+    axis.set_title(
+        f"inference: lltm_ops (dots) and eager (crosses) under the roofs, {rate:.0f} GFLOP/s",
+        fontsize=9,
+    )
+    axis.legend(fontsize=8, loc="lower right")
+
+
+def plot_sweep(run: dict[str, Any], file: Path) -> None:
+    """A map of batch by state for each number of input features: eager's time over ours."""
+    from matplotlib.colors import TwoSlopeNorm
+
+    rows = run["rows"]
+    batches, inputs, states = (
+        sorted({row[key] for row in rows}) for key in ("batch", "input", "state")
+    )
+    kinds = ("inference", "training")
+    figure, axes = plt.subplots(
+        len(kinds),
+        len(inputs),
+        figsize=(3.2 * len(inputs), 3.4 * len(kinds)),
+        squeeze=False,
+        sharex=True,
+        sharey=True,
+        layout="constrained",
+    )
+    norm = TwoSlopeNorm(1.0, 0.5, 6.0)
+    for line, what in enumerate(kinds):
+        for column, size in enumerate(inputs):
+            ratios = {
+                (row["batch"], row["state"]): row["ratio"]
+                for row in rows
+                if row["what"] == what and row["input"] == size
+            }
+            values = [[ratios[batch, state] for state in states] for batch in batches]
+            axis = axes[line][column]
+            image = axis.imshow(values, origin="lower", cmap="RdYlGn", norm=norm, aspect="auto")
+            for i, j in ((i, j) for i in range(len(batches)) for j in range(len(states))):
+                axis.text(j, i, f"{values[i][j]:.1f}", ha="center", va="center", fontsize=7)
+            axis.set_xticks(range(len(states)), states)
+            axis.set_yticks(range(len(batches)), batches)
+            axis.set_title(f"{what}, input {size}", fontsize=9)
+            if line == len(kinds) - 1:
+                axis.set_xlabel("state")
+            if column == 0:
+                axis.set_ylabel("batch")
+    figure.colorbar(image, ax=axes, shrink=0.6, label="eager's time over ours")
+    plural = "s" if run["threads"] > 1 else ""
+    figure.suptitle(
+        f"Eager PyTorch over lltm_ops, {run['dtype']}, {run['threads']} thread{plural}, "
+        f"{run['machine']}"
+    )
+    figure.savefig(file, dpi=100)
+    plt.close(figure)

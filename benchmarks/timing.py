@@ -1,0 +1,110 @@
+"""Medians of torch.utils.benchmark, contenders taking turns, and what describes the run."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.benchmark import Timer
+from torch.utils.cpp_extension import load
+
+import lltm_ops
+
+HERE = Path(__file__).parent
+
+
+def cuda_timer() -> Callable[[], float]:
+    """Seconds by events on the current stream, for Timer."""
+    start = torch.cuda.Event(enable_timing=True)
+    start.record()
+
+    def now() -> float:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        event.synchronize()
+        return start.elapsed_time(event) * 1e-3
+
+    return now
+
+
+def medians(
+    functions: dict[str, Callable[[], Any]],
+    rounds: int = 5,
+    min_run_time: float = 0.05,
+    device: str = "cpu",
+) -> dict[str, float]:
+    """Median seconds of a call of each function, over rounds in which they take turns."""
+    options = {"timer": cuda_timer()} if device == "cuda" else {}
+    timers = {
+        name: Timer(
+            "function()",
+            globals={"function": function},
+            num_threads=torch.get_num_threads(),
+            **options,
+        )
+        for name, function in functions.items()
+    }
+    for timer in timers.values():
+        timer.timeit(3)  # compiles, and warms the caches
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    for _ in range(rounds):
+        for name, timer in timers.items():
+            times[name].append(timer.blocked_autorange(min_run_time=min_run_time).median)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def load_native() -> None:
+    """Builds, once, what is written in C++: ``torch.ops.lltm_benchmark``, a peer and probes."""
+    if not hasattr(torch.ops.lltm_benchmark, "read"):
+        # pip puts ninja beside python, which need not be on PATH.
+        os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        load(
+            f"lltm_benchmark_torch{torch.__version__.replace('.', '_').replace('+', '_')}",
+            [str(HERE / "tutorial_cell.cpp"), str(HERE / "roofs.cpp")],
+            extra_cflags=["-O3", "-march=native", "-fopenmp"],
+            is_python_module=False,
+        )
+
+
+def machine(device: str) -> str:
+    """What the processor calls itself."""
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    cpuinfo = Path("/proc/cpuinfo")
+    names = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
+    name = names[0].partition(":")[2].strip() if names else platform.processor()
+    capability = torch.backends.cpu.get_cpu_capability()
+    return f"{name}, {os.cpu_count()} cores, {capability}"
+
+
+def save(run: dict[str, Any], plot: str, file: Path) -> None:
+    """Writes the JSON file, and a picture where matplotlib is installed."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(run, indent=1) + "\n")
+    print(f"wrote {file}")
+    try:
+        import plots
+    except ImportError as error:
+        print(f"no picture: {error}")
+        return
+    picture = file.with_suffix(".png")
+    getattr(plots, plot)(run, picture)
+    print(f"wrote {picture}")
+
+
+def describe(device: str, dtype: str) -> dict[str, Any]:
+    """Machine and versions, for the JSON file."""
+    return {
+        "machine": machine(device),
+        "device": device,
+        "dtype": dtype,
+        "python": platform.python_version(),
+        **lltm_ops.build_info(),
+    }
