@@ -164,6 +164,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("build/benchmarks"), help="a folder")
     args = parser.parse_args()
     timing.load_native()
+    timing.settle_allocator()
     shapes = [tuple(map(int, shape.split("x"))) for shape in args.shapes]
     threads = args.threads if args.device == "cpu" else [1]
     rows = []

@@ -112,7 +112,7 @@ def plot_sweep(run: dict[str, Any], file: Path) -> None:
             image = axis.imshow(values, origin="lower", cmap="RdYlGn", norm=norm, aspect="auto")
             for i, j in ((i, j) for i in range(len(batches)) for j in range(len(states))):
                 axis.text(j, i, f"{values[i][j]:.1f}", ha="center", va="center", fontsize=7)
-            axis.set_xticks(range(len(states)), states)
+            axis.set_xticks(range(len(states)), states, rotation=45)
             axis.set_yticks(range(len(batches)), batches)
             axis.set_title(f"{what}, input {size}", fontsize=9)
             if line == len(kinds) - 1:

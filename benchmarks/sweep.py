@@ -55,6 +55,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("build/benchmarks"), help="a folder")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    timing.settle_allocator()
     shapes = list(itertools.product(args.batches, args.inputs, args.states))
     rows = []
     with tqdm(total=len(shapes), desc="timing", unit="shape") as progress:

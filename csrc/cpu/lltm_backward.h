@@ -384,7 +384,6 @@ void backward_columns(
   // Unpacked, a row of B of 64 columns would fall on the same sets of the L1
   // cache as the next where features is a power of two.
   constexpr int64_t kColumns = 48;
-  constexpr int64_t kK = 512;
   const auto features = a.features();
   const auto size_k = d_gates.ld_rows;
   const auto run = vectorized<PackRows<scalar_t, gemm_t>>();
@@ -394,14 +393,14 @@ void backward_columns(
       grain_size(2 * a.batch * kColumns * size_k / 200),
       [&](int64_t begin, int64_t end) {
         Products<scalar_t> products(a.batch, kColumns);
-        const Scratch<gemm_t> packed(packs ? kK * kColumns : 0);
+        const Scratch<gemm_t> packed(packs ? kMaxK * kColumns : 0);
         for (int64_t task = begin; task < end; ++task) {
           const auto column = task * kColumns;
           const auto size_n = std::min(kColumns, columns - column);
           auto* C = d_X + column;
           const auto ld = products.ld(columns);
-          for (int64_t k = 0; k < size_k; k += kK) {
-            const auto block_k = std::min(kK, size_k - k);
+          for (int64_t k = 0; k < size_k; k += kMaxK) {
+            const auto block_k = std::min(kMaxK, size_k - k);
             const auto* from = a.weights + k * features + first_column + column;
             const gemm_t* B;
             if constexpr (packs) {

@@ -385,16 +385,18 @@ class ForwardGemm {
   const Scratch<gemm_t> packed_;
 };
 
-// Up to as many rows of the batch, packing costs more than it gains.
+// Whether the batch is so small that packing it costs more than it gains. Rows
+// of weights that lie about a multiple of 4 KiB apart fall on the same sets of
+// the L1 cache, which only products wider than 16 make up for.
 constexpr int64_t kMaxDotBatch = 16;
 
-// Whether forward_dot is the faster one. Rows of weights that are a multiple of
-// 4 KiB apart fall on the same sets of the L1 cache, which only wider products
-// make up for.
 template <typename scalar_t>
 bool is_dot_faster(const ForwardArguments<scalar_t>& a) {
-  const bool rows_collide = a.features() * sizeof(scalar_t) % 4096 == 0;
-  return a.batch < kMaxDotBatch || (a.batch == kMaxDotBatch && rows_collide);
+  constexpr int64_t kCacheLine = 64;
+  const int64_t row_bytes = a.features() * sizeof(scalar_t);
+  const bool rows_collide = (row_bytes + kCacheLine) % 4096 <= 2 * kCacheLine &&
+      row_bytes > kCacheLine;
+  return a.batch <= (rows_collide ? kMaxDotBatch : kMaxDotBatch / 2);
 }
 
 // Rows of weights that all of the batch takes in turn, while they lie in the

@@ -1,0 +1,82 @@
+"""The benchmarks run, and the documented figures are the ones that a run wrote."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lltm_ops
+
+pytest.importorskip("matplotlib")
+
+ROOT = Path(__file__).parent.parent
+FIGURES = ROOT / "docs" / "benchmarks"
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+
+def run(script, *options):
+    """The benchmark as a process of its own, which finds the package that is tested here."""
+    package_parent = str(Path(lltm_ops.__file__).parent.parent)
+    path = os.pathsep.join([package_parent, *filter(None, [os.environ.get("PYTHONPATH")])])
+    result = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / script), *map(str, options)],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_cell(tmp_path, dtype):
+    options = ["--dtype", dtype, "--threads", 1, 2, "--shapes", "1x0x2", "17x4x6"]
+    printed = run("cell.py", *options, "--rounds", 1, "--output", tmp_path)
+    written = json.loads((tmp_path / f"cell_cpu_{dtype}.json").read_text())
+    rows = written["rows"]
+    assert len(rows) == 2 * 2 * 2
+    assert written["torch"] and written["machine"] and written["dtype"] == dtype
+    for row in rows:
+        times = row["microseconds"]
+        assert set(times) == {"lltm_ops", "eager", "compile", "C++", "LSTMCell"}
+        best = min(time for name, time in times.items() if name != "lltm_ops")
+        assert row["ratio"] == pytest.approx(best / times["lltm_ops"])
+        assert f"{row['ratio']:.2f}" in printed
+        assert row["share_of_roof"] != 0
+    assert (tmp_path / f"cell_cpu_{dtype}.png").read_bytes().startswith(PNG_SIGNATURE)
+
+
+def test_sweep(tmp_path):
+    sizes = ["--batches", 1, 17, "--inputs", 0, 3, "--states", 1, 5]
+    printed = run("sweep.py", *sizes, "--output", tmp_path)
+    written = json.loads((tmp_path / "sweep_cpu_float32_1_thread.json").read_text())
+    assert len(written["rows"]) == 2 * 2 * 2 * 2
+    slower = sum(row["ratio"] < 1 for row in written["rows"])
+    assert f"16 figures, {slower} slower" in printed
+    picture = tmp_path / "sweep_cpu_float32_1_thread.png"
+    assert picture.read_bytes().startswith(PNG_SIGNATURE)
+
+
+def row_of_table(row):
+    names = ["lltm_ops", "eager", "compile", "C++", "LSTMCell"]
+    times = [row["microseconds"][name] for name in names]
+    shown = [f"{time:.1f}" if time < 100 else f"{time:.0f}" for time in times]
+    cells = [row["shape"], str(row["threads"]), row["what"], *shown]
+    return "| " + " | ".join([*cells, f"{row['ratio']:.2f}", f"{row['share_of_roof']:.0%}"]) + " |"
+
+
+def test_documented_figures_are_the_measured_ones():
+    documented = re.findall(
+        r"^\| \d+ x .*\|$", (ROOT / "docs" / "performance.md").read_text(), re.MULTILINE
+    )
+    measured = [
+        row_of_table(row)
+        for dtype in ("float32", "bfloat16")
+        for row in json.loads((FIGURES / f"cell_cpu_{dtype}.json").read_text())["rows"]
+    ]
+    assert documented == measured
