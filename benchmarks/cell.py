@@ -124,11 +124,14 @@ def measure_shape(
 def add_share_of_roof(rows: list[dict[str, Any]]) -> None:
     """What the products, or reading the weights, take at best, of our time beyond that of a call.
 
-    The best rate of products is the best of all that were measured between the rows.
+    Only for inference: training writes gradients too. The best rate of products is the best of all
+    that were measured between the rows.
     """
     rate = max(row["gflop_per_second_at_best"] for row in rows)
     for row in rows:
         row["gflop_per_second_at_best"] = rate
+        if row["what"] != "inference":
+            continue
         products = row["flop"] / rate
         reading = row["weight_bytes"] / row["gigabytes_per_second_at_best"]
         time = row["microseconds"]["lltm_ops"] - row["call_microseconds"]

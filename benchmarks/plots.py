@@ -22,7 +22,7 @@ COLORS = {
 def plot_cell(run: dict[str, Any], file: Path) -> None:
     """Bars of each contender's time over ours; below, for the CPU, our rates under the roofs."""
     threads = sorted({row["threads"] for row in run["rows"]})
-    has_roofs = "share_of_roof" in run["rows"][0]
+    has_roofs = any("share_of_roof" in row for row in run["rows"])
     figure, axes = plt.subplots(
         1 + has_roofs,
         len(threads),
@@ -58,10 +58,10 @@ def plot_bars(axis: Any, rows: list[dict[str, Any]]) -> None:
 
 
 def plot_roofs(axis: Any, rows: list[dict[str, Any]]) -> None:
-    """Inference: FLOP per byte of the weights is half the batch, in float32."""
+    """Rates by the whole time of a call; the shares in the legend are of what is beyond it."""
     rows = [row for row in rows if row["what"] == "inference"]
     rate = rows[0]["gflop_per_second_at_best"]
-    intensities = [2**i for i in range(-2, 10)]
+    intensities = [2 ** (i / 8) for i in range(-16, 80)]
     for row in rows:
         width = row["gigabytes_per_second_at_best"]
         flop, size = row["flop"], row["weight_bytes"]

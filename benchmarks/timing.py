@@ -46,7 +46,10 @@ def medians(
     min_run_time: float = 0.05,
     device: str = "cpu",
 ) -> dict[str, float]:
-    """Median seconds of a call of each function, over rounds in which they take turns."""
+    """Median seconds of a call of each function, over rounds in which they take turns.
+
+    Each round begins with another one.
+    """
     options = {"timer": cuda_timer()} if device == "cuda" else {}
     timers = {
         name: Timer(
@@ -60,9 +63,11 @@ def medians(
     for timer in timers.values():
         timer.timeit(3)  # compiles, and warms the caches
     times: dict[str, list[float]] = {name: [] for name in functions}
-    for _ in range(rounds):
-        for name, timer in timers.items():
-            times[name].append(timer.blocked_autorange(min_run_time=min_run_time).median)
+    names = list(timers)
+    for first in range(rounds):
+        for i in range(len(names)):
+            name = names[(first + i) % len(names)]
+            times[name].append(timers[name].blocked_autorange(min_run_time=min_run_time).median)
     return {name: statistics.median(values) for name, values in times.items()}
 
 

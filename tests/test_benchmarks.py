@@ -47,7 +47,7 @@ def test_cell(tmp_path, dtype):
         best = min(time for name, time in times.items() if name != "lltm_ops")
         assert row["ratio"] == pytest.approx(best / times["lltm_ops"])
         assert f"{row['ratio']:.2f}" in printed
-        assert row["share_of_roof"] != 0
+        assert ("share_of_roof" in row) == (row["what"] == "inference")
     assert (tmp_path / f"cell_cpu_{dtype}.png").read_bytes().startswith(PNG_SIGNATURE)
 
 
@@ -67,13 +67,14 @@ def row_of_table(row):
     times = [row["microseconds"][name] for name in names]
     shown = [f"{time:.1f}" if time < 100 else f"{time:.0f}" for time in times]
     cells = [row["shape"], str(row["threads"]), row["what"], *shown]
-    return "| " + " | ".join([*cells, f"{row['ratio']:.2f}", f"{row['share_of_roof']:.0%}"]) + " |"
+    ratio = f"{row['ratio']:.2f}"
+    roof = f"{row['share_of_roof']:.0%}" if "share_of_roof" in row else ""
+    return f"| {' | '.join([*cells, ratio, roof])} |"
 
 
 def test_documented_figures_are_the_measured_ones():
-    documented = re.findall(
-        r"^\| \d+ x .*\|$", (ROOT / "docs" / "performance.md").read_text(), re.MULTILINE
-    )
+    document = (ROOT / "docs" / "performance.md").read_text()
+    documented = re.findall(r"^\| \d+ x \d+ x \d+ \| \d+ \| .*\|$", document, re.MULTILINE)
     measured = [
         row_of_table(row)
         for dtype in ("float32", "bfloat16")

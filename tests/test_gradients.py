@@ -1,6 +1,8 @@
 """The gradients of lltm::forward: right, of any order, and no more of them than needed."""
 
 import itertools
+import resource
+from pathlib import Path
 
 import pytest
 import torch
@@ -203,6 +205,22 @@ def test_gradient_that_nobody_needs_is_not_computed(dtype, index):
     mask = [i != index for i in range(5)]
     saved = everything - memory_allocated(lambda: lltm_ops.backward(*inputs, mask))
     assert saved >= lltm_ops.backward(*inputs)[index].nbytes
+
+
+def test_batches_of_many_sizes_keep_no_memory():
+    """oneDNN keeps a kernel for each size that it is asked for: they have to be few."""
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    def run(batch: int) -> None:
+        lltm_ops.backward(*backward_inputs(shape=(batch, 16, 16)))
+
+    run(3000)
+    before = resident()
+    for batch in range(16, 3000, 8):
+        run(batch)
+    assert resident() - before < 50e6
 
 
 def test_inference_calls_no_autograd_and_writes_no_gates():

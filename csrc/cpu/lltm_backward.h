@@ -42,15 +42,26 @@ struct BackwardArguments {
   }
 };
 
-// The gradients of the pre-activations as the products need them, either may be
-// null: rows [batch, ld_rows] for those with weights, transposed
-// [3 * state_size, ld_columns] for those with input and old_h.
+// The gradients of the pre-activations as the products need them. Either may be
+// null: rows [batch, ld_rows] for those with weights; columns, the transpose,
+// for those with input and old_h, in blocks [units, ld] of kMaxK rows of the
+// batch. oneDNN generates a kernel for each leading dimension and keeps it, so
+// none may be as long as the batch.
 template <typename gemm_t>
 struct GateGradients {
   gemm_t* rows;
   int64_t ld_rows;
   gemm_t* columns;
-  int64_t ld_columns;
+  int64_t units; // 3 * state_size
+  int64_t batch; // padded
+
+  gemm_t* block(int64_t first_row) const {
+    return columns + first_row * units;
+  }
+
+  int64_t ld(int64_t first_row) const {
+    return std::min(kMaxK, batch - first_row);
+  }
 };
 
 template <typename scalar_t, typename gemm_t>
@@ -89,30 +100,18 @@ struct BackwardBlock {
       int64_t first_unit,
       int64_t units) const {
     if (d_gates.rows != nullptr) {
-      for (int64_t row = 0; row < rows; ++row) {
-        copy_row(
-            block + row * 3 * kBlock,
-            d_gates.rows + (first_row + row) * d_gates.ld_rows + first_unit,
-            units);
-      }
-    }
-    if (d_gates.columns != nullptr) {
-      transpose(
+      ConvertRows<opmath_t, gemm_t>{
           block,
           3 * kBlock,
-          rows,
           units,
-          d_gates.columns + first_unit * d_gates.ld_columns + first_row,
-          d_gates.ld_columns);
+          d_gates.rows + first_row * d_gates.ld_rows + first_unit,
+          d_gates.ld_rows}(0, rows);
     }
-  }
-
-  C10_ALWAYS_INLINE void copy_row(
-      const opmath_t* __restrict__ from,
-      gemm_t* __restrict__ to,
-      int64_t units) const {
-    for (int64_t i = 0; i < units; ++i) {
-      move(from[i], to[i]);
+    if (d_gates.columns != nullptr) {
+      const auto first = first_row / kMaxK * kMaxK;
+      const auto ld = d_gates.ld(first);
+      auto* to = d_gates.block(first) + first_unit * ld + first_row - first;
+      transpose(block, 3 * kBlock, rows, units, to, ld);
     }
   }
 
@@ -138,7 +137,7 @@ struct BackwardBlock {
         a.state_size,
         units,
         block,
-        a.d_old_cell + at);
+        write_d_old_cell ? a.d_old_cell + at : nullptr);
   }
 
   template <bool write_d_old_cell>
@@ -198,15 +197,22 @@ struct SumColumns {
   scalar_t* d_bias;
 
   C10_ALWAYS_INLINE void operator()(int64_t begin, int64_t end) const {
-    for (int64_t row = begin; row < end; ++row) {
-      store(sum(d_gates.columns + row * d_gates.ld_columns), d_bias[row]);
+    for (int64_t unit = begin; unit < end; ++unit) {
+      opmath_t total = 0;
+      for (int64_t row = 0; row < batch; row += kMaxK) {
+        total +=
+            sum(d_gates.block(row) + unit * d_gates.ld(row),
+                std::min(kMaxK, batch - row));
+      }
+      store(total, d_bias[unit]);
     }
   }
 
-  C10_ALWAYS_INLINE opmath_t sum(const gemm_t* __restrict__ values) const {
+  C10_ALWAYS_INLINE opmath_t
+  sum(const gemm_t* __restrict__ values, int64_t size) const {
     opmath_t sums[kVector] = {};
     int64_t i = 0;
-    for (; i + kVector <= batch; i += kVector) {
+    for (; i + kVector <= size; i += kVector) {
       for (int64_t lane = 0; lane < kVector; ++lane) {
         sums[lane] += load(values[i + lane]);
       }
@@ -214,7 +220,7 @@ struct SumColumns {
     typename Lanes<opmath_t, kVector>::type lanes;
     std::memcpy(&lanes, sums, sizeof(lanes));
     auto total = add_lanes<opmath_t, kVector>(lanes);
-    for (; i < batch; ++i) {
+    for (; i < size; ++i) {
       total += load(values[i]);
     }
     return total;
@@ -275,8 +281,8 @@ class BackwardWeights {
   void run() {
     pack();
     const auto row_blocks = (rows_ + block_rows_ - 1) / block_rows_;
-    const auto nanoseconds =
-        block_rows_ * width_ * std::max<int64_t>(batch_, 10) / 100;
+    const auto nanoseconds = block_rows_ * width_ *
+        std::max<int64_t>(2 * batch_, 20) / kFlopPerNanosecond;
     at::parallel_for(
         0,
         row_blocks * panels_,
@@ -304,7 +310,7 @@ class BackwardWeights {
     at::parallel_for(
         0,
         panels_,
-        grain_size(batch_ * width_ / 8),
+        grain_size(batch_ * width_ / kPackedPerNanosecond),
         [&](int64_t begin, int64_t end) {
           for (int64_t panel = begin; panel < end; ++panel) {
             pack(panel, a_.old_h, 0, a_.state_size);
@@ -341,8 +347,8 @@ class BackwardWeights {
           size_m,
           size_n,
           std::min(kMaxK, batch_ - k),
-          d_gates_.columns + row * batch_ + k,
-          batch_,
+          d_gates_.block(k) + row * d_gates_.ld(k),
+          d_gates_.ld(k),
           packed_.data() + column * batch_ + k * width_,
           width_,
           products.of(C),
@@ -355,8 +361,8 @@ class BackwardWeights {
   const BackwardArguments<scalar_t>& a_;
   const GateGradients<gemm_t>& d_gates_;
   const int64_t features_ = a_.features();
-  const int64_t rows_ = 3 * a_.state_size;
-  const int64_t batch_ = d_gates_.ld_columns; // padded
+  const int64_t rows_ = d_gates_.units;
+  const int64_t batch_ = d_gates_.batch;
   const int64_t width_;
   const int64_t block_rows_;
   const int64_t panels_;
@@ -390,7 +396,7 @@ void backward_columns(
   at::parallel_for(
       0,
       (columns + kColumns - 1) / kColumns,
-      grain_size(2 * a.batch * kColumns * size_k / 200),
+      grain_size(2 * a.batch * kColumns * size_k / kFlopPerNanosecond),
       [&](int64_t begin, int64_t end) {
         Products<scalar_t> products(a.batch, kColumns);
         const Scratch<gemm_t> packed(packs ? kMaxK * kColumns : 0);
@@ -438,29 +444,30 @@ void backward_columns(
 }
 
 template <typename scalar_t, typename gemm_t>
-void backward_step(const BackwardArguments<scalar_t>& a) {
+void backward_gemm(const BackwardArguments<scalar_t>& a) {
   constexpr auto pair = kPair<gemm_t>;
   const auto rows = 3 * a.state_size;
   const bool wants_rows = a.d_input != nullptr || a.d_old_h != nullptr;
   const bool wants_columns = a.d_weights != nullptr || a.d_bias != nullptr;
   const auto ld_rows = round_up(rows, pair);
-  // Fewer sizes of K, so that few kernels serve all sizes of the batch.
-  const auto ld_columns =
-      a.batch < kVector ? round_up(a.batch, pair) : round_up(a.batch, 8);
+  // Few sizes of K, each a kernel.
+  const auto batch = round_up(a.batch, a.batch < kVector ? pair : 8);
   const Scratch<gemm_t> row_scratch(wants_rows ? a.batch * ld_rows : 0);
-  const Scratch<gemm_t> column_scratch(wants_columns ? rows * ld_columns : 0);
+  const Scratch<gemm_t> column_scratch(wants_columns ? rows * batch : 0);
   const GateGradients<gemm_t> d_gates{
       wants_rows ? row_scratch.data() : nullptr,
       ld_rows,
       wants_columns ? column_scratch.data() : nullptr,
-      ld_columns};
+      rows,
+      batch};
   for (int64_t row = 0; wants_rows && row < a.batch; ++row) {
     std::fill_n(d_gates.rows + row * ld_rows + rows, ld_rows - rows, gemm_t(0));
   }
-  for (int64_t row = 0; wants_columns && row < rows; ++row) {
+  const auto last = (a.batch - 1) / kMaxK * kMaxK;
+  for (int64_t unit = 0; wants_columns && unit < rows; ++unit) {
     std::fill_n(
-        d_gates.columns + row * ld_columns + a.batch,
-        ld_columns - a.batch,
+        d_gates.block(last) + unit * d_gates.ld(last) + a.batch - last,
+        batch - a.batch,
         gemm_t(0));
   }
   backward_pointwise(a, d_gates);

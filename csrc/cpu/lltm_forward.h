@@ -207,7 +207,7 @@ struct ForwardPanel {
 
 // gates.T = weights @ [old_h, input].T in blocks of hidden units and panels of
 // the batch: weights as they lie, the panels packed; the gates of a block,
-// while its products lie in L1.
+// while its products lie in the cache.
 template <typename scalar_t, typename gemm_t>
 class ForwardGemm {
  public:
@@ -223,8 +223,8 @@ class ForwardGemm {
     const auto unit_blocks = (a_.state_size + units_ - 1) / units_;
     const auto panel_blocks =
         (panels_ + panels_per_task_ - 1) / panels_per_task_;
-    const auto nanoseconds =
-        6 * units_ * panels_per_task_ * width(0) * features_ / 200;
+    const auto nanoseconds = 6 * units_ * panels_per_task_ * width(0) *
+        features_ / kFlopPerNanosecond;
     at::parallel_for(
         0,
         unit_blocks * panel_blocks,
@@ -285,7 +285,8 @@ class ForwardGemm {
   // [old_h, input].T in panels [features, width].
   void pack() {
     const auto chunks = (features_ + kMaxK - 1) / kMaxK;
-    const auto nanoseconds = std::min(features_, kMaxK) * width(0) / 4;
+    const auto nanoseconds =
+        std::min(features_, kMaxK) * width(0) / kPackedPerNanosecond;
     at::parallel_for(
         0,
         panels_ * chunks,
@@ -418,7 +419,8 @@ struct ForwardRows {
   }
 };
 
-// A few rows: nothing is packed, the weights stream past.
+// A few rows: the weights stream past, nothing of them is copied unless it is
+// converted.
 template <typename scalar_t>
 void forward_dot(const ForwardArguments<scalar_t>& a) {
   using opmath_t = at::opmath_type<scalar_t>;
@@ -468,7 +470,8 @@ void forward_dot(const ForwardArguments<scalar_t>& a) {
   };
 
   const auto bytes = 3 * kDotUnits * features * int64_t(sizeof(scalar_t));
-  const auto nanoseconds = bytes / 100 + bytes * a.batch / 300;
+  const auto nanoseconds =
+      bytes / kBytesPerNanosecond + a.batch * bytes / 2 / kFlopPerNanosecond;
   at::parallel_for(
       0,
       (a.state_size + kDotUnits - 1) / kDotUnits,

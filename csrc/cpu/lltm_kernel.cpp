@@ -87,10 +87,10 @@ template <typename scalar_t>
 void backward_step(const BackwardArguments<scalar_t>& arguments) {
   if constexpr (kPair<scalar_t> == 2) {
     if (has_bfloat16_gemm()) {
-      return backward_step<scalar_t, scalar_t>(arguments);
+      return backward_gemm<scalar_t, scalar_t>(arguments);
     }
   }
-  backward_step<scalar_t, at::opmath_type<scalar_t>>(arguments);
+  backward_gemm<scalar_t, at::opmath_type<scalar_t>>(arguments);
 }
 
 // The results that output_mask asks for, zero where there is nothing to sum.

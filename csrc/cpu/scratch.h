@@ -24,6 +24,12 @@ class Scratch {
   at::DataPtr memory_;
 };
 
+// About what a core does, to estimate how long a task takes: products, elements
+// copied into another layout, bytes of weights read.
+constexpr int64_t kFlopPerNanosecond = 200;
+constexpr int64_t kPackedPerNanosecond = 4;
+constexpr int64_t kBytesPerNanosecond = 100;
+
 // For at::parallel_for: as many tasks as a thread is worth waking for, which
 // costs 1 to 3 us.
 inline int64_t grain_size(int64_t nanoseconds_per_task) {
