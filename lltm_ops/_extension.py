@@ -7,6 +7,7 @@ where it is used: at import of the package it would cost time, and warn where th
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
 from pathlib import Path
@@ -140,13 +141,23 @@ def load_just_in_time(verbose: bool = False) -> None:
     _find_ninja()
     cuda = builds_cuda()
     args = compile_args(cuda)
-    cpp_extension.load(
-        f"lltm_ops{library_name()}",
-        [str(ROOT / source) for source in sources(cuda)],
-        extra_cflags=args["cxx"],
-        extra_cuda_cflags=args["nvcc"],
-        extra_include_paths=[str(CSRC)],
-        with_cuda=cuda,
-        is_python_module=False,
-        verbose=verbose,
-    )
+    name = f"lltm_ops{library_name()}"
+    root = os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root()
+    directory = Path(root) / name
+    directory.mkdir(parents=True, exist_ok=True)
+    with open(directory / "building", "w") as building:
+        # The kernel drops this lock when a process dies. torch's own lock is a file, which a build
+        # that was killed leaves behind, and every later one would wait for it without end.
+        fcntl.flock(building, fcntl.LOCK_EX)
+        (directory / "lock").unlink(missing_ok=True)
+        cpp_extension.load(
+            name,
+            [str(ROOT / source) for source in sources(cuda)],
+            extra_cflags=args["cxx"],
+            extra_cuda_cflags=args["nvcc"],
+            extra_include_paths=[str(CSRC)],
+            build_directory=str(directory),
+            with_cuda=cuda,
+            is_python_module=False,
+            verbose=verbose,
+        )

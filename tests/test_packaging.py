@@ -75,7 +75,13 @@ def test_wheel(tmp_path):
 
 
 def test_builds_just_in_time(tmp_path):
-    """The same sources, in a process that must not take the installed library."""
+    """The same sources, in a process that must not take the installed library.
+
+    The lock of a build that was killed lies there already.
+    """
+    directory = tmp_path / f"lltm_ops{_extension.library_name()}"
+    directory.mkdir()
+    (directory / "lock").touch()
     code = """
 import torch, lltm_ops
 loaded = {line.split()[-1] for line in open("/proc/self/maps") if "_C_torch" in line}
