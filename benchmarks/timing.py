@@ -7,6 +7,7 @@ import os
 import platform
 import statistics
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -72,14 +73,16 @@ def medians(
 
 
 def load_native() -> None:
-    """Builds, once, what is written in C++: ``torch.ops.lltm_benchmark``, a peer and probes."""
-    if not hasattr(torch.ops.lltm_benchmark, "read"):
-        # pip puts ninja beside python, which need not be on PATH.
-        os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    """Builds and loads what is written in C++: ``torch.ops.lltm_benchmark``, a peer and probes."""
+    # pip puts ninja beside python, which need not be on PATH.
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    # A folder of its own: a build that was killed leaves a lock behind in torch's cache.
+    with tempfile.TemporaryDirectory() as directory:
         load(
-            f"lltm_benchmark_torch{torch.__version__.replace('.', '_').replace('+', '_')}",
+            "lltm_benchmark",
             [str(HERE / "tutorial_cell.cpp"), str(HERE / "roofs.cpp")],
             extra_cflags=["-O3", "-march=native", "-fopenmp"],
+            build_directory=directory,
             is_python_module=False,
         )
 
