@@ -165,6 +165,19 @@ def operators_called(fn) -> list[str]:
     return [event.name for event in profile.events()]
 
 
+@pytest.mark.parametrize(
+    ("wanted", "products"),
+    [((0, 1, 2, 3, 4), 3), ((1, 2, 3, 4), 2), ((0, 3), 2), ((1, 2), 1), ((2,), 0), ((4,), 0)],
+)
+def test_composite_formulas_compute_only_products_that_are_wanted(wanted, products):
+    """CUDA has its products from the same function."""
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.XPU)
+    mask = [i in wanted for i in range(5)]
+    backward = torch.ops.lltm.backward.default
+    called = operators_called(lambda: backward.redispatch(keys, *backward_inputs(), mask))
+    assert called.count("aten::mm") == products
+
+
 class MasksOfBackward(TorchDispatchMode):
     """The output masks that lltm::backward is called with."""
 
