@@ -1,6 +1,7 @@
 #include "cpu/gemm.h"
-#include "cpu/lltm_backward.h"
-#include "cpu/lltm_forward.h"
+#include "cpu/lltm_backward_gemm.h"
+#include "cpu/lltm_forward_dot.h"
+#include "cpu/lltm_forward_gemm.h"
 #include "ops/lltm.h"
 #include "ops/lltm_checks.h"
 
@@ -17,7 +18,7 @@ namespace {
 template <typename scalar_t>
 void forward_step(const ForwardArguments<scalar_t>& arguments) {
   if (is_dot_faster(arguments)) {
-    return forward_dot(arguments);
+    return ForwardDot<scalar_t>(arguments).run();
   }
   if constexpr (kPair<scalar_t> == 2) {
     const bool whole_pairs =
@@ -56,9 +57,7 @@ ForwardWithGatesResult forward_kernel_impl(
   AT_DISPATCH_FLOATING_TYPES_AND2(
       at::kHalf, at::kBFloat16, input.scalar_type(), "lltm_forward_cpu", [&] {
         forward_step<scalar_t>({
-            batch,
-            input.size(1),
-            state_size,
+            {batch, input.size(1), state_size},
             input_->const_data_ptr<scalar_t>(),
             weights_->const_data_ptr<scalar_t>(),
             bias_->const_data_ptr<scalar_t>(),
@@ -148,9 +147,7 @@ BackwardResult backward_kernel(
   AT_DISPATCH_FLOATING_TYPES_AND2(
       at::kHalf, at::kBFloat16, input.scalar_type(), "lltm_backward_cpu", [&] {
         backward_step<scalar_t>({
-            batch,
-            input.size(1),
-            state_size,
+            {batch, input.size(1), state_size},
             grad_h_->const_data_ptr<scalar_t>(),
             grad_cell_->const_data_ptr<scalar_t>(),
             new_cell_->const_data_ptr<scalar_t>(),

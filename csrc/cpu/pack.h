@@ -135,6 +135,30 @@ struct PackTransposed {
   }
 };
 
+// to = from, for rows in [begin, end).
+template <typename from_t, typename to_t>
+struct ConvertRows {
+  const from_t* from;
+  int64_t ld_from;
+  int64_t columns;
+  to_t* to;
+  int64_t ld_to;
+
+  C10_ALWAYS_INLINE void operator()(int64_t begin, int64_t end) const {
+    for (int64_t row = begin; row < end; ++row) {
+      one_row(from + row * ld_from, to + row * ld_to);
+    }
+  }
+
+  C10_ALWAYS_INLINE void one_row(
+      const from_t* __restrict__ from,
+      to_t* __restrict__ to) const {
+    for (int64_t i = 0; i < columns; ++i) {
+      move(from[i], to[i]);
+    }
+  }
+};
+
 // Packs B [rows, columns] of gemm() as it lies, for groups of kPair rows in
 // [begin, end). Rows that are not there are zero.
 template <typename scalar_t, typename gemm_t>
@@ -148,24 +172,21 @@ struct PackRows {
 
   C10_ALWAYS_INLINE void operator()(int64_t begin, int64_t end) const {
     constexpr auto pair = kPair<gemm_t>;
-    for (int64_t group = begin; group < end; ++group) {
-      const auto* row = from + group * pair * ld_from;
-      auto* packed = to + group * pair * ld_to;
-      if ((group + 1) * pair > rows) {
-        rest(row, std::max<int64_t>(0, rows - group * pair), packed);
-      } else if constexpr (pair == 1) {
-        one_row(row, packed);
-      } else {
-        two_rows(row, row + ld_from, packed);
+    const auto whole = std::clamp(rows / pair, begin, end);
+    if constexpr (pair == 1) {
+      ConvertRows<scalar_t, gemm_t>{from, ld_from, columns, to, ld_to}(
+          begin, whole);
+    } else {
+      for (int64_t group = begin; group < whole; ++group) {
+        const auto* row = from + group * pair * ld_from;
+        two_rows(row, row + ld_from, to + group * pair * ld_to);
       }
     }
-  }
-
-  C10_ALWAYS_INLINE void one_row(
-      const scalar_t* __restrict__ from,
-      gemm_t* __restrict__ to) const {
-    for (int64_t column = 0; column < columns; ++column) {
-      move(from[column], to[column]);
+    for (int64_t group = whole; group < end; ++group) {
+      rest(
+          from + group * pair * ld_from,
+          std::max<int64_t>(0, rows - group * pair),
+          to + group * pair * ld_to);
     }
   }
 
@@ -190,30 +211,6 @@ struct PackRows {
           move(from[i * ld_from + column], to[column * pair + i]);
         }
       }
-    }
-  }
-};
-
-// to = from, for rows in [begin, end).
-template <typename from_t, typename to_t>
-struct ConvertRows {
-  const from_t* from;
-  int64_t ld_from;
-  int64_t columns;
-  to_t* to;
-  int64_t ld_to;
-
-  C10_ALWAYS_INLINE void operator()(int64_t begin, int64_t end) const {
-    for (int64_t row = begin; row < end; ++row) {
-      one_row(from + row * ld_from, to + row * ld_to);
-    }
-  }
-
-  C10_ALWAYS_INLINE void one_row(
-      const from_t* __restrict__ from,
-      to_t* __restrict__ to) const {
-    for (int64_t i = 0; i < columns; ++i) {
-      move(from[i], to[i]);
     }
   }
 };

@@ -1,0 +1,305 @@
+#pragma once
+
+#include "cpu/gemm.h"
+#include "cpu/lltm_backward_pointwise.h"
+#include "cpu/pack.h"
+#include "cpu/scratch.h"
+#include "cpu/vectorize.h"
+
+#include <ATen/OpMathType.h>
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <type_traits>
+
+// The backward step.
+namespace lltm {
+
+// A block of C in scalar_t by way of opmath_t: in place if they are one.
+template <typename scalar_t>
+class Products {
+ public:
+  using opmath_t = at::opmath_type<scalar_t>;
+
+  Products(int64_t rows, int64_t columns)
+      : columns_(columns), scratch_(kInPlace ? 0 : rows * columns) {}
+
+  opmath_t* of(scalar_t* C) {
+    if constexpr (kInPlace) {
+      return C;
+    } else {
+      return scratch_.data();
+    }
+  }
+
+  int64_t ld(int64_t ldc) const {
+    return kInPlace ? ldc : columns_;
+  }
+
+  void finish(int64_t rows, int64_t columns, scalar_t* C, int64_t ldc) {
+    if constexpr (!kInPlace) {
+      vectorized<ConvertRows<opmath_t, scalar_t>>()(
+          {scratch_.data(), columns_, columns, C, ldc}, 0, rows);
+    }
+  }
+
+ private:
+  static constexpr bool kInPlace = std::is_same_v<scalar_t, opmath_t>;
+  int64_t columns_;
+  Scratch<opmath_t> scratch_;
+};
+
+// d_weights = d_gates.T @ [old_h, input], the latter packed into panels of its
+// columns. Few rows of the batch make many results of few products: then one
+// panel, so that whole rows of d_weights are written one after the other.
+template <typename scalar_t, typename gemm_t>
+class BackwardWeights {
+ public:
+  BackwardWeights(
+      const BackwardArguments<scalar_t>& arguments,
+      const GateGradients<gemm_t>& d_gates)
+      : a_(arguments),
+        d_gates_(d_gates),
+        width_(is_narrow() ? round_up(features_, kVector) : 64),
+        // Large, so that d_gates are read from L2 for all panels.
+        block_rows_(is_narrow() ? 16 : 384),
+        panels_((features_ + width_ - 1) / width_),
+        packed_(panels_ * width_ * batch_) {}
+
+  void run() {
+    pack();
+    const auto row_blocks = (rows_ + block_rows_ - 1) / block_rows_;
+    const auto nanoseconds = block_rows_ * width_ *
+        std::max<int64_t>(2 * batch_, 20) / kFlopPerNanosecond;
+    at::parallel_for(
+        0,
+        row_blocks * panels_,
+        grain_size(nanoseconds),
+        [&](int64_t begin, int64_t end) {
+          Products<scalar_t> products(block_rows_, width_);
+          for (int64_t task = begin; task < end; ++task) {
+            one_block(
+                task / panels_ * block_rows_,
+                task % panels_ * width_,
+                products);
+          }
+          release_gemm<gemm_t>();
+        });
+  }
+
+ private:
+  static constexpr auto kPairs = kPair<gemm_t>;
+
+  bool is_narrow() const {
+    return a_.batch < kVector;
+  }
+
+  void pack() {
+    at::parallel_for(
+        0,
+        panels_,
+        grain_size(batch_ * width_ / kPackedPerNanosecond),
+        [&](int64_t begin, int64_t end) {
+          for (int64_t panel = begin; panel < end; ++panel) {
+            pack(panel, a_.old_h, 0, a_.state_size);
+            pack(panel, a_.input, a_.state_size, a_.input_features);
+          }
+        });
+  }
+
+  // What lies in the panel of columns [first, first + size).
+  void pack(int64_t panel, const scalar_t* from, int64_t first, int64_t size) {
+    const auto begin = std::max(panel * width_, first);
+    const auto end = std::min((panel + 1) * width_, first + size);
+    if (begin < end) {
+      auto* to = packed_.data() + panel * width_ * batch_;
+      vectorized<PackRows<scalar_t, gemm_t>>()(
+          {from + begin - first,
+           size,
+           a_.batch,
+           end - begin,
+           to + (begin - panel * width_) * kPairs,
+           width_},
+          0,
+          batch_ / kPairs);
+    }
+  }
+
+  void one_block(int64_t row, int64_t column, Products<scalar_t>& products)
+      const {
+    const auto size_m = std::min(block_rows_, rows_ - row);
+    const auto size_n = std::min(width_, features_ - column);
+    auto* C = a_.d_weights + row * features_ + column;
+    for (int64_t k = 0; k < batch_; k += kMaxK) {
+      gemm<gemm_t>(
+          size_m,
+          size_n,
+          std::min(kMaxK, batch_ - k),
+          d_gates_.block(k) + row * d_gates_.ld(k),
+          d_gates_.ld(k),
+          packed_.data() + column * batch_ + k * width_,
+          width_,
+          products.of(C),
+          products.ld(features_),
+          k > 0);
+    }
+    products.finish(size_m, size_n, C, features_);
+  }
+
+  const BackwardArguments<scalar_t>& a_;
+  const GateGradients<gemm_t>& d_gates_;
+  const int64_t features_ = a_.features();
+  const int64_t rows_ = d_gates_.units;
+  const int64_t batch_ = d_gates_.batch;
+  const int64_t width_;
+  const int64_t block_rows_;
+  const int64_t panels_;
+  const Scratch<gemm_t> packed_;
+};
+
+// Rows of C for a call, of those that remain: few sizes, since oneDNN generates
+// a kernel for each and keeps it.
+inline int64_t rows_of_block(int64_t remaining) {
+  constexpr int64_t kRows = 128;
+  return remaining < kVector ? remaining
+                             : std::min(kRows, remaining / kVector * kVector);
+}
+
+// d_X = d_gates @ columns of weights, [batch, columns].
+template <typename scalar_t, typename gemm_t>
+class BackwardColumns {
+ public:
+  BackwardColumns(
+      const BackwardArguments<scalar_t>& arguments,
+      const GateGradients<gemm_t>& d_gates,
+      int64_t first_column,
+      int64_t columns,
+      scalar_t* d_X)
+      : a_(arguments),
+        d_gates_(d_gates),
+        first_column_(first_column),
+        columns_(columns),
+        d_X_(d_X) {}
+
+  void run() const {
+    at::parallel_for(
+        0,
+        (columns_ + kColumns - 1) / kColumns,
+        grain_size(2 * a_.batch * kColumns * size_k_ / kFlopPerNanosecond),
+        [&](int64_t begin, int64_t end) {
+          Products<scalar_t> products(a_.batch, kColumns);
+          const Scratch<gemm_t> packed(kPacks ? kMaxK * kColumns : 0);
+          for (int64_t block = begin; block < end; ++block) {
+            one_block(block * kColumns, products, packed.data());
+          }
+          release_gemm<gemm_t>();
+        });
+  }
+
+ private:
+  static constexpr bool kPacks =
+      !std::is_same_v<scalar_t, gemm_t> || kPair<gemm_t> == 2;
+  // Unpacked, a row of B of 64 columns would fall on the same sets of the L1
+  // cache as the next where features is a power of two.
+  static constexpr int64_t kColumns = 48;
+
+  void one_block(int64_t column, Products<scalar_t>& products, gemm_t* packed)
+      const {
+    const auto size_n = std::min(kColumns, columns_ - column);
+    auto* C = d_X_ + column;
+    const auto ldc = products.ld(columns_);
+    for (int64_t k = 0; k < size_k_; k += kMaxK) {
+      const auto size_k = std::min(kMaxK, size_k_ - k);
+      const auto* B = block_weights(k, size_k, column, size_n, packed);
+      for (int64_t row = 0, rows = 0; row < a_.batch; row += rows) {
+        rows = rows_of_block(a_.batch - row);
+        gemm<gemm_t>(
+            rows,
+            size_n,
+            size_k,
+            d_gates_.rows + row * size_k_ + k,
+            size_k_,
+            B,
+            kPacks ? kColumns : features_,
+            products.of(C) + row * ldc,
+            ldc,
+            k > 0);
+      }
+    }
+    products.finish(a_.batch, size_n, C, columns_);
+  }
+
+  const gemm_t* block_weights(
+      int64_t k,
+      int64_t size_k,
+      int64_t column,
+      int64_t size_n,
+      gemm_t* packed) const {
+    const auto* from = a_.weights + k * features_ + first_column_ + column;
+    if constexpr (kPacks) {
+      vectorized<PackRows<scalar_t, gemm_t>>()(
+          {from, features_, d_gates_.units - k, size_n, packed, kColumns},
+          0,
+          size_k / kPair<gemm_t>);
+      return packed;
+    } else {
+      return from;
+    }
+  }
+
+  const BackwardArguments<scalar_t>& a_;
+  const GateGradients<gemm_t>& d_gates_;
+  const int64_t first_column_;
+  const int64_t columns_;
+  scalar_t* const d_X_;
+  const int64_t features_ = a_.features();
+  const int64_t size_k_ = d_gates_.ld_rows;
+};
+
+template <typename scalar_t, typename gemm_t>
+void backward_gemm(const BackwardArguments<scalar_t>& a) {
+  constexpr auto pair = kPair<gemm_t>;
+  const auto rows = 3 * a.state_size;
+  const bool wants_rows = a.d_input != nullptr || a.d_old_h != nullptr;
+  const bool wants_columns = a.d_weights != nullptr || a.d_bias != nullptr;
+  const auto ld_rows = round_up(rows, pair);
+  // Few sizes of K, each a kernel.
+  const auto batch = round_up(a.batch, a.batch < kVector ? pair : 8);
+  const Scratch<gemm_t> row_scratch(wants_rows ? a.batch * ld_rows : 0);
+  const Scratch<gemm_t> column_scratch(wants_columns ? rows * batch : 0);
+  const GateGradients<gemm_t> d_gates{
+      wants_rows ? row_scratch.data() : nullptr,
+      ld_rows,
+      wants_columns ? column_scratch.data() : nullptr,
+      rows,
+      batch};
+  for (int64_t row = 0; wants_rows && row < a.batch; ++row) {
+    std::fill_n(d_gates.rows + row * ld_rows + rows, ld_rows - rows, gemm_t(0));
+  }
+  const auto last = (a.batch - 1) / kMaxK * kMaxK;
+  for (int64_t unit = 0; wants_columns && unit < rows; ++unit) {
+    std::fill_n(
+        d_gates.block(last) + unit * d_gates.ld(last) + a.batch - last,
+        batch - a.batch,
+        gemm_t(0));
+  }
+  backward_pointwise(a, d_gates);
+  if (a.d_bias != nullptr) {
+    vectorized<SumColumns<scalar_t, gemm_t>>()(
+        {d_gates, a.batch, a.d_bias}, 0, rows);
+  }
+  if (a.d_weights != nullptr) {
+    BackwardWeights<scalar_t, gemm_t>(a, d_gates).run();
+  }
+  if (a.d_old_h != nullptr) {
+    BackwardColumns<scalar_t, gemm_t>(a, d_gates, 0, a.state_size, a.d_old_h)
+        .run();
+  }
+  if (a.d_input != nullptr) {
+    BackwardColumns<scalar_t, gemm_t>(
+        a, d_gates, a.state_size, a.input_features, a.d_input)
+        .run();
+  }
+}
+
+} // namespace lltm

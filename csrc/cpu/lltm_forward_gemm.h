@@ -1,0 +1,232 @@
+#pragma once
+
+#include "cpu/gemm.h"
+#include "cpu/lltm_forward_pointwise.h"
+#include "cpu/pack.h"
+#include "cpu/scratch.h"
+#include "cpu/vectorize.h"
+
+#include <ATen/OpMathType.h>
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <type_traits>
+
+// The forward step for many rows of the batch.
+namespace lltm {
+
+// Hidden units per block, at most.
+constexpr int64_t kMaxUnits = 128;
+
+// From products [3, units, ld] of a panel, one column per row of the batch.
+template <typename scalar_t>
+struct ForwardPanel {
+  using opmath_t = at::opmath_type<scalar_t>;
+
+  ForwardBlock<scalar_t> block;
+  const opmath_t* products;
+  int64_t ld;
+
+  C10_ALWAYS_INLINE void operator()(int64_t begin, int64_t end) const {
+    alignas(64) opmath_t activations[kVector * 3 * kMaxUnits];
+    const auto units = round_up(block.units, kVector);
+    for (int64_t row = begin; row < end; row += kVector) {
+      for (int64_t gate = 0; gate < 3; ++gate) {
+        for (int64_t unit = 0; unit < units; unit += kVector) {
+          transpose_tile(
+              products + (gate * block.units + unit) * ld + row,
+              ld,
+              activations + gate * units + unit,
+              3 * units);
+        }
+      }
+      const auto rows = std::min(kVector, end - row);
+      for (int64_t i = 0; i < rows; ++i) {
+        block.write_row(row + i, activations + i * 3 * units, units);
+      }
+    }
+  }
+};
+
+// gates.T = weights @ [old_h, input].T in blocks of hidden units and panels of
+// the batch: weights as they lie, the panels packed; the gates of a block,
+// while its products lie in the cache.
+template <typename scalar_t, typename gemm_t>
+class ForwardGemm {
+ public:
+  explicit ForwardGemm(const ForwardArguments<scalar_t>& arguments)
+      : a_(arguments),
+        panels_(std::max<int64_t>(1, a_.batch / kPanelWidth)),
+        panels_per_task_(std::min(panels_, kMaxPanelsPerTask)),
+        units_(units_per_block()),
+        packed_(round_up(a_.batch, kVector) * features_) {}
+
+  void run() {
+    pack();
+    const auto unit_blocks = (a_.state_size + units_ - 1) / units_;
+    const auto panel_blocks =
+        (panels_ + panels_per_task_ - 1) / panels_per_task_;
+    const auto nanoseconds = 6 * units_ * panels_per_task_ * width(0) *
+        features_ / kFlopPerNanosecond;
+    at::parallel_for(
+        0,
+        unit_blocks * panel_blocks,
+        grain_size(nanoseconds),
+        [&](int64_t begin, int64_t end) {
+          // Transposition reads whole tiles.
+          const Scratch<opmath_t> products(
+              3 * units_ * kPanelWidth * (panels_per_task_ + 1) +
+              kVector * 2 * kPanelWidth);
+          const Scratch<gemm_t> converted(kConverts ? 3 * units_ * kMaxK : 0);
+          for (int64_t task = begin; task < end; ++task) {
+            one_block(
+                task / panel_blocks * units_,
+                task % panel_blocks * panels_per_task_,
+                products.data(),
+                converted.data());
+          }
+          release_gemm<gemm_t>();
+        });
+  }
+
+ private:
+  using opmath_t = at::opmath_type<scalar_t>;
+  static constexpr bool kConverts = !std::is_same_v<scalar_t, gemm_t>;
+  static constexpr auto kPairs = kPair<gemm_t>;
+  // Faster than panels of 16 or 64 at most sizes.
+  static constexpr int64_t kPanelWidth = 32;
+  // The products of as many panels are kept until the last K.
+  static constexpr int64_t kMaxPanelsPerTask = 8;
+
+  // Of the last panel up to twice the others', in whole vectors.
+  int64_t width(int64_t panel) const {
+    return panel + 1 < panels_
+        ? kPanelWidth
+        : round_up(a_.batch - panel * kPanelWidth, kVector);
+  }
+
+  int64_t rows(int64_t panel) const {
+    return std::min(width(panel), a_.batch - panel * kPanelWidth);
+  }
+
+  gemm_t* packed(int64_t panel, int64_t feature) const {
+    return packed_.data() + panel * kPanelWidth * features_ +
+        feature * width(panel);
+  }
+
+  // The products of three gates with a panel fit in L1. As many as that allows,
+  // for each call of gemm() costs, but some for every thread.
+  int64_t units_per_block() const {
+    const auto fit =
+        std::min(kMaxUnits, 2048 / std::min(width(0), kPanelWidth));
+    const auto share = a_.state_size / at::get_num_threads();
+    const auto most = std::max(kVector, std::min(fit, share));
+    const auto blocks = (a_.state_size + most - 1) / most;
+    return round_up((a_.state_size + blocks - 1) / blocks, kVector);
+  }
+
+  // [old_h, input].T in panels [features, width].
+  void pack() {
+    const auto chunks = (features_ + kMaxK - 1) / kMaxK;
+    const auto nanoseconds =
+        std::min(features_, kMaxK) * width(0) / kPackedPerNanosecond;
+    at::parallel_for(
+        0,
+        panels_ * chunks,
+        grain_size(nanoseconds),
+        [&](int64_t begin, int64_t end) {
+          for (int64_t task = begin; task < end; ++task) {
+            const auto panel = task / chunks;
+            const auto first = task % chunks * kMaxK;
+            const auto last = std::min(first + kMaxK, features_);
+            pack(panel, first, last, a_.old_h, 0, a_.state_size);
+            pack(
+                panel, first, last, a_.input, a_.state_size, a_.input_features);
+          }
+        });
+  }
+
+  // Of from, whose features begin at offset, those in [first, last).
+  void pack(
+      int64_t panel,
+      int64_t first,
+      int64_t last,
+      const scalar_t* from,
+      int64_t offset,
+      int64_t size) {
+    using from_t = std::conditional_t<kPairs == 2, Pair<scalar_t>, scalar_t>;
+    using to_t = std::conditional_t<kPairs == 2, Pair<gemm_t>, gemm_t>;
+    const auto begin = std::max(first - offset, int64_t(0));
+    const auto end = std::min(last - offset, size);
+    if (begin < end) {
+      const auto* rows_of_panel = from + panel * kPanelWidth * size;
+      vectorized<PackTransposed<from_t, to_t>>()(
+          {reinterpret_cast<const from_t*>(rows_of_panel),
+           size / kPairs,
+           rows(panel),
+           reinterpret_cast<to_t*>(packed(panel, offset)),
+           width(panel)},
+          begin / kPairs,
+          end / kPairs);
+    }
+  }
+
+  void one_block(
+      int64_t first_unit,
+      int64_t first_panel,
+      opmath_t* products,
+      gemm_t* converted) const {
+    const auto units = std::min(units_, a_.state_size - first_unit);
+    const auto end_panel = std::min(panels_, first_panel + panels_per_task_);
+    // The rows of the gates follow one another where a block has all units.
+    const auto gates = units == a_.state_size ? 3 : 1;
+    for (int64_t k = 0; k < features_; k += kMaxK) {
+      const auto size_k = std::min(kMaxK, features_ - k);
+      for (int64_t gate = 0; gate < 3; gate += gates) {
+        const auto* weights =
+            a_.weights + (gate * a_.state_size + first_unit) * features_ + k;
+        const gemm_t* A;
+        if constexpr (kConverts) {
+          vectorized<ConvertRows<scalar_t, gemm_t>>()(
+              {weights, features_, size_k, converted, size_k},
+              0,
+              gates * units);
+          A = converted;
+        } else {
+          A = weights;
+        }
+        for (int64_t panel = first_panel; panel < end_panel; ++panel) {
+          gemm<gemm_t>(
+              gates * units,
+              width(panel),
+              size_k,
+              A,
+              kConverts ? size_k : features_,
+              packed(panel, k),
+              width(panel),
+              products + 3 * units * (panel - first_panel) * kPanelWidth +
+                  gate * units * width(panel),
+              width(panel),
+              k > 0);
+        }
+      }
+    }
+    for (int64_t panel = first_panel; panel < end_panel; ++panel) {
+      vectorized<ForwardPanel<scalar_t>>()(
+          {{a_, panel * kPanelWidth, first_unit, units},
+           products + 3 * units * (panel - first_panel) * kPanelWidth,
+           width(panel)},
+          0,
+          rows(panel));
+    }
+  }
+
+  const ForwardArguments<scalar_t>& a_;
+  const int64_t features_ = a_.features();
+  const int64_t panels_;
+  const int64_t panels_per_task_;
+  const int64_t units_;
+  const Scratch<gemm_t> packed_;
+};
+
+} // namespace lltm
