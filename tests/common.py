@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -11,6 +15,12 @@ import lltm_ops
 ARGUMENTS = ("input", "weights", "bias", "old_h", "old_cell")
 BACKWARD_ARGUMENTS = (
     "grad_h", "grad_cell", "new_cell", "gates", "input", "weights", "old_h",
+)  # fmt: skip
+
+SEQUENCE_ARGUMENTS = ("input", "weights", "bias", "h0", "c0", "batch_sizes", "reverse", "resets")
+SEQUENCE_BACKWARD_ARGUMENTS = (
+    "grad_output", "grad_cells", "output", "cells", "gates", "input", "weights", "h0",
+    "batch_sizes", "reverse", "resets",
 )  # fmt: skip
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -85,31 +95,145 @@ def backward_inputs(
     return [tensor.detach().requires_grad_(requires_grad) for tensor in tensors]
 
 
+# (time, batch, input_features, state_size): as SHAPES, and so many steps that they take more than
+# one chunk, so many rows that threads divide them.
+SEQUENCE_SHAPES = [
+    (5, 3, 5, 4),
+    (1, 1, 1, 1),
+    (0, 3, 5, 4),
+    (4, 0, 5, 4),
+    (4, 3, 0, 4),
+    (9, 1, 7, 33),
+    (12, 2, 16, 100),
+    (7, 17, 6, 40),
+    (1100, 1, 2, 33),
+    (20, 40, 8, 270),
+]
+# Packed or not, in both directions, with resets or without.
+SEQUENCE_KINDS = list(itertools.product(("padded", "packed"), (False, True), (False, True)))
+each_sequence_kind = pytest.mark.parametrize(
+    "kind",
+    SEQUENCE_KINDS,
+    ids=lambda k: f"{k[0]}{' reverse' if k[1] else ''}{' resets' if k[2] else ''}",
+)
+SequenceKind = tuple[str, bool, bool]
+
+
+def sequence_inputs(
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    shape: tuple[int, int, int, int] = (5, 3, 5, 4),
+    kind: SequenceKind = ("padded", False, False),
+    requires_grad: bool = False,
+) -> list[Any]:
+    """Arguments of lltm::sequence_forward. Packed, each step has fewer rows than the one before."""
+    time, batch, input_features, state_size = shape
+    form, reverse, with_resets = kind
+    sizes = [max(1, batch - step * batch // (time + 1)) for step in range(time)]
+    packed = form == "packed" and batch > 0 and time > 0
+    rows = (sum(sizes),) if packed else (time, batch)
+    count = math.prod(rows)
+    cell = sample_inputs(device, dtype, (count, input_features, state_size))
+    input, weights, bias, _, _ = cell
+    _, _, _, h0, c0 = sample_inputs(device, dtype, (batch, input_features, state_size))
+    tensors = [input.reshape(*rows, input_features), weights, bias, h0, c0]
+    resets = None
+    if with_resets:
+        generator = torch.Generator().manual_seed(1)
+        resets = (torch.rand(rows, generator=generator) < 0.2).to(device)
+    return [
+        *(tensor.detach().requires_grad_(requires_grad) for tensor in tensors),
+        torch.tensor(sizes) if packed else None,
+        reverse,
+        resets,
+    ]
+
+
+def sequence_backward_inputs(
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    shape: tuple[int, int, int, int] = (5, 3, 5, 4),
+    kind: SequenceKind = ("padded", False, False),
+    requires_grad: bool = False,
+) -> list[Any]:
+    """Arguments of lltm::sequence_backward that belong together."""
+    inputs = sequence_inputs(device, dtype, shape, kind)
+    output, cells, gates = torch.ops.lltm._sequence_forward_with_gates(*inputs)
+    input, weights, _, h0, _, *options = inputs
+    tensors = [output * 0.5 + 0.3, cells * 0.3 - 0.2, output, cells, gates, input, weights, h0]
+    return [*(t.detach().requires_grad_(requires_grad) for t in tensors), *options]
+
+
+def sequence_reference(
+    input: Tensor,
+    weights: Tensor,
+    bias: Tensor,
+    h0: Tensor,
+    c0: Tensor,
+    batch_sizes: Tensor | None = None,
+    reverse: bool = False,
+    resets: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """lltm::sequence_forward as a loop over the reference of the cell, row by row of the batch."""
+    sizes = [len(h0)] * len(input) if batch_sizes is None else batch_sizes.tolist()
+    steps = input.flatten(0, -2).split(sizes)
+    lengths = [sum(size > row for size in sizes) for row in range(len(h0))]
+    starts = [0, *itertools.accumulate(len(step) for step in steps)]
+    hs: dict[int, Tensor] = {}
+    cells: dict[int, Tensor] = {}
+    for row, length in enumerate(lengths):
+        h, cell = h0[row : row + 1], c0[row : row + 1]
+        for t in reversed(range(length)) if reverse else range(length):
+            place = starts[t] + row
+            if resets is not None and resets.flatten()[place]:
+                h, cell = torch.zeros_like(h), torch.zeros_like(cell)
+            x = steps[t][row : row + 1]
+            h, cell = lltm_ops.reference(x, weights, bias, h, cell)
+            hs[place], cells[place] = h, cell
+    empty = [h0[:0]]
+    output, all_cells = (
+        torch.cat([states[place] for place in sorted(states)] or empty) for states in (hs, cells)
+    )
+    sizes_of_output = (*input.shape[:-1], h0.shape[1])
+    return output.view(sizes_of_output), all_cells.view(sizes_of_output)
+
+
 def expand_rows(tensor: Tensor) -> Tensor:
     return tensor[:1].expand(tensor.shape) if tensor.shape[0] else tensor
 
 
 LAYOUTS = {
     "contiguous": lambda t: t.clone(memory_format=torch.contiguous_format),
-    "transposed": lambda t: t.t().clone(memory_format=torch.contiguous_format).t(),
+    "transposed": lambda t: (
+        t.transpose(0, -1).clone(memory_format=torch.contiguous_format).transpose(0, -1)
+    ),
     "offset": lambda t: (
         torch.cat([t.flatten(), t.flatten()[:1]]).roll(1)[1:].view(t.shape) if t.numel() else t
     ),
-    "strided": lambda t: torch.stack([t, t + 1], dim=-1)[..., 0],
+    "strided": lambda t: torch.stack([t, t.flip(0)], dim=-1)[..., 0],
     "expanded": expand_rows,
 }
 
 
-def double(tensors: list[Tensor]) -> list[Tensor]:
+def double(arguments: list[Any]) -> list[Any]:
     """The same values in float64 on the CPU, requiring grad like the originals."""
-    return [t.detach().to("cpu", torch.float64).requires_grad_(t.requires_grad) for t in tensors]
+
+    def one(argument: Any) -> Any:
+        if not isinstance(argument, Tensor):
+            return argument
+        if not argument.is_floating_point():
+            return argument.cpu()
+        copy = argument.detach().to("cpu", torch.float64)
+        return copy.requires_grad_(argument.requires_grad)
+
+    return [one(argument) for argument in arguments]
 
 
 def reference_gradients(inputs: list[Tensor]) -> list[Tensor | None]:
     return gradients(lltm_ops.reference, inputs)
 
 
-def gradients(op, inputs: list[Tensor]) -> list[Tensor | None]:
+def gradients(op, inputs: list[Any]) -> list[Tensor | None]:
     """Gradients of a loss that weighs every output element differently; None where not required."""
     new_h, new_cell = op(*inputs)
 
@@ -119,7 +243,7 @@ def gradients(op, inputs: list[Tensor]) -> list[Tensor | None]:
 
     loss = weighted(new_h, -1.0) + weighted(new_cell, 0.5)
     loss.backward()
-    return [t.grad for t in inputs]
+    return [t.grad for t in inputs if isinstance(t, Tensor) and t.is_floating_point()]
 
 
 def assert_matches_float64(actual: Tensor, expected: Tensor, **tolerance: float) -> None:

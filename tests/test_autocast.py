@@ -7,9 +7,12 @@ from common import (
     backward_inputs,
     double,
     each_device,
+    each_sequence_kind,
     gradients,
     reference_gradients,
     sample_inputs,
+    sequence_backward_inputs,
+    sequence_inputs,
 )
 
 import lltm_ops
@@ -50,6 +53,36 @@ def test_the_same_numbers_as_casting_by_hand(device, dtype):
     by_hand = torch.ops.lltm._forward_with_gates(*(tensor.to(dtype) for tensor in inputs))
     for ours, expected in zip((*outputs, gates), by_hand, strict=True):
         assert torch.equal(ours, expected)
+
+
+@each_device
+@each_low_dtype
+@each_sequence_kind
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_sequences_are_cast_too(device, dtype, kind, requires_grad):
+    inputs = sequence_inputs(device, kind=kind, requires_grad=requires_grad)
+    forward = torch.ops.lltm.sequence_forward
+    with torch.autocast(device, dtype):
+        outputs = forward(*inputs)
+    by_hand = forward(*(t.to(dtype) for t in inputs[:5]), *inputs[5:])
+    for ours, expected in zip(outputs, by_hand, strict=True):
+        assert ours.dtype == dtype
+        assert torch.equal(ours, expected)
+    if requires_grad:
+        with torch.autocast(device, dtype):
+            actual = gradients(forward, inputs)
+        assert all(gradient.dtype == torch.float32 for gradient in actual)
+
+
+@each_device
+@each_low_dtype
+def test_backward_of_sequences_keeps_its_dtypes(device, dtype):
+    inputs = sequence_backward_inputs(device)
+    expected = torch.ops.lltm.sequence_backward(*inputs)
+    with torch.autocast(device, dtype):
+        actual = torch.ops.lltm.sequence_backward(*inputs)
+    for ours, exact in zip(actual, expected, strict=True):
+        assert torch.equal(ours, exact)
 
 
 @each_device

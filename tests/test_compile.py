@@ -3,7 +3,15 @@ in them, static and dynamic."""
 
 import pytest
 import torch
-from common import ARGUMENTS, each_device, gradients, needs_cuda, sample_inputs
+from common import (
+    ARGUMENTS,
+    each_device,
+    each_sequence_kind,
+    gradients,
+    needs_cuda,
+    sample_inputs,
+    sequence_inputs,
+)
 from expecttest import assert_expected_inline
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounter
@@ -66,6 +74,61 @@ def test_our_operator_stands_in_the_inference_graph():
         step(*sample_inputs())
     assert recorder.forward.count("lltm.forward.default") == 1
     assert not recorder.backward
+
+
+sequence_forward = torch.ops.lltm.sequence_forward
+
+
+def copies_of(inputs):
+    return [t.detach().clone().requires_grad_() for t in inputs[:5]] + inputs[5:]
+
+
+@each_device
+@each_sequence_kind
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compile_inference_and_training_of_sequences(device, kind, backend):
+    step = torch.compile(sequence_forward, backend=backend, fullgraph=True)
+    with torch.no_grad():
+        inputs = sequence_inputs(device, kind=kind)
+        outputs_close(step(*inputs), sequence_forward(*inputs))
+    inputs = sequence_inputs(device, kind=kind, requires_grad=True)
+    copies = copies_of(inputs)
+    outputs_close(gradients(step, inputs), gradients(sequence_forward, copies))
+
+
+def test_our_operators_stand_in_the_training_graph_of_sequences():
+    recorder = GraphRecorder()
+    inputs = sequence_inputs(kind=("packed", True, True), requires_grad=True)
+    step = torch.compile(sequence_forward, backend=recorder.backend, fullgraph=True)
+    gradients(step, inputs)
+    assert recorder.forward.count("lltm._sequence_forward_with_gates.default") == 1
+    assert recorder.backward.count("lltm.sequence_backward.default") == 1
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("form", ["padded", "packed"])
+def test_one_graph_for_many_lengths_and_batch_sizes(form, requires_grad):
+    counter = CompileCounter()
+    step = torch.compile(sequence_forward, backend=counter, fullgraph=True, dynamic=True)
+    # No two sizes of the first are equal: torch.compile would take them for one.
+    for time, batch in ((7, 3), (3, 2), (7, 5), (50, 16), (5, 33)):
+        kind = (form, False, True)
+        inputs = sequence_inputs(shape=(time, batch, 5, 4), kind=kind, requires_grad=requires_grad)
+        outputs_close(step(*inputs), sequence_forward(*inputs))
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@each_sequence_kind
+def test_compiled_autograd_of_sequences(kind, dynamic):
+    inputs = sequence_inputs(kind=kind, requires_grad=True)
+    copies = copies_of(inputs)
+    recorder = GraphRecorder()
+    compiler = torch.compile(backend=recorder.backend, fullgraph=True, dynamic=dynamic)
+    with torch._dynamo.compiled_autograd._enable(compiler):
+        actual = gradients(sequence_forward, inputs)
+    outputs_close(actual, gradients(sequence_forward, copies))
+    assert "lltm.sequence_backward.default" in recorder.forward
 
 
 @each_device

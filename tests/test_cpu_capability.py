@@ -16,6 +16,7 @@ from common import assert_matches_float64, double, each_dtype, sample_inputs
 import lltm_ops
 
 TESTS = Path(__file__).parent
+VALUE_TESTS = ["test_values.py", "test_gradients.py", "test_sequence.py"]
 # Of the kernels: portable and AVX2. Of oneDNN: AVX-512 without bfloat16, AVX2, and nothing that it
 # has products for, where PyTorch takes the BLAS. What the machine takes by itself runs in this
 # process already; on one without these instructions, all of them come to the same.
@@ -30,7 +31,7 @@ CHOICES = [
 
 @pytest.mark.parametrize(("variable", "value"), CHOICES)
 def test_path(variable, value):
-    files = [str(TESTS / name) for name in ("test_values.py", "test_gradients.py")]
+    files = [str(TESTS / name) for name in VALUE_TESTS]
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-k", "not cuda", "-p", "no:cacheprovider", *files],
         env={**os.environ, variable: value},

@@ -5,7 +5,16 @@ import sys
 
 import pytest
 import torch
-from common import ARGUMENTS, BACKWARD_ARGUMENTS, backward_inputs, sample_inputs
+from common import (
+    ARGUMENTS,
+    BACKWARD_ARGUMENTS,
+    SEQUENCE_ARGUMENTS,
+    SEQUENCE_BACKWARD_ARGUMENTS,
+    backward_inputs,
+    sample_inputs,
+    sequence_backward_inputs,
+    sequence_inputs,
+)
 from expecttest import assert_expected_inline
 from torch._subclasses import FakeTensorMode
 
@@ -168,6 +177,197 @@ grad_h None: lltm::backward: expected grad_h to be a tensor, but got an undefine
 gates on another device: lltm::backward: expected gates to be on the device of input, cpu, but got meta
 weights sparse: lltm::backward: expected weights to be a dense tensor, but got layout Sparse""",
     )
+
+
+# time 5, batch 3, input_features 5, state_size 4; packed: 12 rows.
+def packed(change=lambda a: None):
+    def bad(arguments):
+        inputs = sequence_inputs(kind=("packed", False, False))
+        arguments.update(zip(SEQUENCE_ARGUMENTS, inputs, strict=True))
+        change(arguments)
+
+    return bad
+
+
+def sizes(*values):
+    return packed(replace("batch_sizes", lambda t: torch.tensor(values)))
+
+
+def resets(*size, dtype=torch.bool):
+    return lambda arguments: arguments.update(resets=torch.zeros(size, dtype=dtype))
+
+
+SEQUENCE_CASES = {
+    "input of rank 2": reshape("input", 3, 5),
+    "input too wide": reshape("input", 5, 3, 6),
+    "packed input of rank 3": packed(reshape("input", 4, 3, 5)),
+    "weights of rank 1": reshape("weights", 12),
+    "weights with rows not in three": reshape("weights", 11, 9),
+    "bias too long": reshape("bias", 13),
+    "h0 of rank 3": reshape("h0", 1, 3, 4),
+    "packed with h0 of rank 1": packed(reshape("h0", 4)),
+    "h0 of another batch": reshape("h0", 2, 4),
+    "c0 of another state_size": reshape("c0", 3, 5),
+    "all of integers": lambda a: a.update(
+        {k: v.long() for k, v in a.items() if isinstance(v, torch.Tensor)}
+    ),
+    "weights of double": retype("weights", torch.float64),
+    "batch_sizes of rank 2": packed(reshape("batch_sizes", 5, 1)),
+    "batch_sizes of int32": packed(retype("batch_sizes", torch.int32)),
+    "resets of one step": resets(3),
+    "resets of another batch": resets(5, 2),
+    "resets of integers": resets(5, 3, dtype=torch.int64),
+}
+# Of the values, which only kernels that compute can see.
+SEQUENCE_VALUE_CASES = {
+    "batch_sizes that begin with another batch": sizes(4, 3, 2, 2, 1),
+    "batch_sizes that increase": sizes(3, 2, 3, 2, 2),
+    "negative batch_sizes": sizes(3, 3, 3, 3, -1),
+    "batch_sizes of fewer rows": sizes(3, 2, 2, 1, 1),
+    "batch_sizes of more rows": sizes(3, 3, 3, 3, 3),
+}
+SEQUENCE_SPECIAL_CASES = {
+    "h0 None": replace("h0", lambda t: None),
+    "weights on another device": replace("weights", lambda t: t.to("meta")),
+    "resets on another device": lambda a: a.update(
+        resets=torch.zeros(5, 3, dtype=torch.bool, device="meta")
+    ),
+    "c0 sparse": replace("c0", lambda t: t.to_sparse()),
+}
+ALL_SEQUENCE_CASES = SEQUENCE_CASES | SEQUENCE_VALUE_CASES | SEQUENCE_SPECIAL_CASES
+
+
+def sequence_arguments(case):
+    arguments = dict(zip(SEQUENCE_ARGUMENTS, sequence_inputs(), strict=True))
+    ALL_SEQUENCE_CASES[case](arguments)
+    return list(arguments.values())
+
+
+def test_messages_of_sequence_forward():
+    assert_expected_inline(
+        catalogue(torch.ops.lltm.sequence_forward, sequence_arguments, ALL_SEQUENCE_CASES),
+        """\
+input of rank 2: lltm::sequence_forward: expected input to have 3 dimensions [time, batch, input_features], but got 2
+input too wide: lltm::sequence_forward: expected weights to have shape [3 * state_size, state_size + input_features] = [12, 10] for input of shape [5, 3, 6], but got [12, 9]
+packed input of rank 3: lltm::sequence_forward: expected input to have 2 dimensions [sum(batch_sizes), input_features], but got 3
+weights of rank 1: lltm::sequence_forward: expected weights to have 2 dimensions [3 * state_size, state_size + input_features], but got 1
+weights with rows not in three: lltm::sequence_forward: expected weights to have shape [3 * state_size, state_size + input_features] with a number of rows divisible by 3, but got [11, 9]
+bias too long: lltm::sequence_forward: expected bias to have shape [3 * state_size] = [12], but got [13]
+h0 of rank 3: lltm::sequence_forward: expected h0 to have 2 dimensions [batch, state_size], but got 3
+packed with h0 of rank 1: lltm::sequence_forward: expected h0 to have 2 dimensions [batch, state_size], but got 1
+h0 of another batch: lltm::sequence_forward: expected h0 to have shape [batch, state_size] = [3, 4], but got [2, 4]
+c0 of another state_size: lltm::sequence_forward: expected c0 to have shape [batch, state_size] = [3, 4], but got [3, 5]
+all of integers: lltm::sequence_forward: expected input to have dtype Double, Float, BFloat16 or Half, but got Long
+weights of double: lltm::sequence_forward: expected weights to have the dtype of input, Float, but got Double
+batch_sizes of rank 2: lltm::sequence_forward: expected batch_sizes to have 1 dimension [time], but got 2
+batch_sizes of int32: lltm::sequence_forward: expected batch_sizes to be dense with dtype Long, but got layout Strided with dtype Int
+resets of one step: lltm::sequence_forward: expected resets to have 2 dimensions [time, batch], but got 1
+resets of another batch: lltm::sequence_forward: expected resets to have shape [time, batch] = [5, 3], but got [5, 2]
+resets of integers: lltm::sequence_forward: expected resets to be dense with dtype Bool, but got layout Strided with dtype Long
+batch_sizes that begin with another batch: lltm::sequence_forward: expected batch_sizes to begin with the batch of h0, 3, and never to increase, but got 4 at step 0
+batch_sizes that increase: lltm::sequence_forward: expected batch_sizes to begin with the batch of h0, 3, and never to increase, but got 3 at step 2
+negative batch_sizes: lltm::sequence_forward: expected batch_sizes to begin with the batch of h0, 3, and never to increase, but got -1 at step 4
+batch_sizes of fewer rows: lltm::sequence_forward: expected input to have sum(batch_sizes) = 9 rows, but got 11
+batch_sizes of more rows: lltm::sequence_forward: expected input to have sum(batch_sizes) = 15 rows, but got 11
+h0 None: lltm::sequence_forward: expected h0 to be a tensor, but got an undefined tensor or None
+weights on another device: lltm::sequence_forward: expected weights to be on the device of input, cpu, but got meta
+resets on another device: lltm::sequence_forward: expected resets to be on the device of input, cpu, but got meta
+c0 sparse: lltm::sequence_forward: expected c0 to be a dense tensor, but got layout Sparse""",
+    )
+
+
+SEQUENCE_BACKWARD_CASES = {
+    "grad_output of another time": reshape("grad_output", 4, 3, 4),
+    "grad_cells of rank 2": reshape("grad_cells", 3, 4),
+    "output of another state_size": reshape("output", 5, 3, 5),
+    "cells of another batch": reshape("cells", 5, 2, 4),
+    "gates of one state_size": reshape("gates", 5, 3, 4),
+    "h0 of another batch": reshape("h0", 1, 4),
+    "grad_output of double": retype("grad_output", torch.float64),
+}
+
+
+def sequence_backward_arguments(case):
+    arguments = dict(zip(SEQUENCE_BACKWARD_ARGUMENTS, sequence_backward_inputs(), strict=True))
+    SEQUENCE_BACKWARD_CASES[case](arguments)
+    return list(arguments.values())
+
+
+def test_messages_of_sequence_backward():
+    assert_expected_inline(
+        catalogue(
+            torch.ops.lltm.sequence_backward, sequence_backward_arguments, SEQUENCE_BACKWARD_CASES
+        ),
+        """\
+grad_output of another time: lltm::sequence_backward: expected grad_output to have shape [time, batch, state_size] = [5, 3, 4], but got [4, 3, 4]
+grad_cells of rank 2: lltm::sequence_backward: expected grad_cells to have 3 dimensions [time, batch, state_size], but got 2
+output of another state_size: lltm::sequence_backward: expected output to have shape [time, batch, state_size] = [5, 3, 4], but got [5, 3, 5]
+cells of another batch: lltm::sequence_backward: expected cells to have shape [time, batch, state_size] = [5, 3, 4], but got [5, 2, 4]
+gates of one state_size: lltm::sequence_backward: expected gates to have shape [time, batch, 3 * state_size] = [5, 3, 12], but got [5, 3, 4]
+h0 of another batch: lltm::sequence_backward: expected h0 to have shape [batch, state_size] = [3, 4], but got [1, 4]
+grad_output of double: lltm::sequence_backward: expected grad_output to have the dtype of input, Float, but got Double""",
+    )
+
+
+def sequence_with_grad(*arguments):
+    leaves = [
+        t.requires_grad_() if isinstance(t, torch.Tensor) and t.is_floating_point() else t
+        for t in arguments
+    ]
+    return torch.ops.lltm.sequence_forward(*leaves)
+
+
+def sequence_on_meta(*arguments):
+    moved = [t.to("meta") if isinstance(t, torch.Tensor) else t for t in arguments]
+    return torch.ops.lltm.sequence_forward(*moved)
+
+
+def sequence_fake(*arguments):
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        return torch.ops.lltm.sequence_forward(*arguments)
+
+
+def sequence_composite(*arguments):
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.XPU)
+    return torch.ops.lltm.sequence_forward.default.redispatch(keys, *arguments)
+
+
+def sequence_compiled(*arguments):
+    torch._dynamo.reset()
+    step = torch.compile(torch.ops.lltm.sequence_forward, backend="eager", fullgraph=True)
+    return step(*arguments)
+
+
+def sequence_mapped(*arguments):
+    step = torch.func.vmap(torch.ops.lltm.sequence_forward, in_dims=(0, *[None] * 7))
+    return step(arguments[0].unsqueeze(0), *arguments[1:])
+
+
+SEQUENCE_PATHS = [
+    torch.ops.lltm._sequence_forward_with_gates,
+    sequence_with_grad,
+    sequence_on_meta,
+    sequence_fake,
+    sequence_composite,
+    sequence_compiled,
+    sequence_mapped,
+]
+
+
+@pytest.mark.parametrize("path", SEQUENCE_PATHS)
+@pytest.mark.parametrize("case", SEQUENCE_CASES)
+def test_every_path_of_sequences_says_the_same_words(path, case):
+    arguments = sequence_arguments(case)
+    expected = message(torch.ops.lltm.sequence_forward, arguments)
+    assert expected in message(path, arguments)
+
+
+@pytest.mark.parametrize("path", [sequence_with_grad, sequence_composite, sequence_mapped])
+@pytest.mark.parametrize("case", SEQUENCE_VALUE_CASES)
+def test_every_path_of_sequences_that_computes_checks_batch_sizes(path, case):
+    arguments = sequence_arguments(case)
+    expected = message(torch.ops.lltm.sequence_forward, arguments)
+    assert expected in message(path, arguments)
 
 
 def scripted(*arguments):

@@ -5,7 +5,17 @@ import itertools
 import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
-from common import ARGUMENTS, backward_inputs, each_device, sample_inputs
+from common import (
+    ARGUMENTS,
+    SEQUENCE_ARGUMENTS,
+    backward_inputs,
+    each_device,
+    each_sequence_kind,
+    sample_inputs,
+    sequence_backward_inputs,
+    sequence_inputs,
+    sequence_reference,
+)
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 import lltm_ops
@@ -33,8 +43,7 @@ def close(actual, expected):
 ALL = tuple(range(5))
 
 
-@each_device
-@pytest.mark.parametrize(
+TRANSFORMS = pytest.mark.parametrize(
     "transform",
     [
         lambda op: grad(loss_of(op), argnums=ALL),
@@ -56,9 +65,117 @@ ALL = tuple(range(5))
         "grad of grad", "vjp", "jvp", "jvp of grad", "vmap of grad",
     ],
 )  # fmt: skip
+
+
+@each_device
+@TRANSFORMS
 def test_transform(device, transform):
     inputs = sample_inputs(device, torch.float64, SMALL)
     close(transform(lltm_ops.forward)(*inputs), transform(lltm_ops.reference)(*inputs))
+
+
+def with_options(op, inputs):
+    """A sequence operator as a function of its five tensors alone."""
+    return lambda *tensors: op(*tensors, *inputs[len(tensors) :])
+
+
+sequence_forward = torch.ops.lltm.sequence_forward
+
+
+@each_device
+@each_sequence_kind
+@TRANSFORMS
+def test_transform_of_sequences(device, kind, transform, request):
+    inputs = sequence_inputs(device, torch.float64, (3, 2, 2, 3), kind)
+    if "vmap of grad" in request.node.name:
+        transform = per_sample_gradients_of_sequences
+    close(
+        transform(with_options(sequence_forward, inputs))(*inputs[:5]),
+        transform(with_options(sequence_reference, inputs))(*inputs[:5]),
+    )
+
+
+def per_sample_gradients_of_sequences(op):
+    """vmap of grad over copies of all arguments, each scaled by another factor."""
+    factors = torch.tensor([0.5, 1.0, 1.5], dtype=torch.float64)
+
+    def of_scaled(factor, *args):
+        return grad(loss_of(op), argnums=ALL)(*(arg * factor for arg in args))
+
+    return lambda *args: vmap(of_scaled, (0,) + (None,) * 5)(factors.to(args[0].device), *args)
+
+
+SEQUENCE_DIMS = [
+    (0, None, None, None, None),
+    (2, None, None, 1, None),
+    (None, None, None, 0, 0),
+    (1, None, None, 0, 2),
+    (0, 0, None, None, None),
+    (None, None, 1, None, None),
+    (0, 0, 0, 0, 0),
+]
+
+
+@each_device
+@each_sequence_kind
+@pytest.mark.parametrize("in_dims", SEQUENCE_DIMS, ids=str)
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_vmap_of_sequences(device, kind, in_dims, requires_grad):
+    if kind[0] == "packed" and in_dims[0] == 2:
+        in_dims = (1, *in_dims[1:])
+    options = sequence_inputs(device, torch.float64, (3, 2, 2, 3), kind)
+    inputs = mapped_inputs(options[:5], in_dims, 4)
+    inputs = [tensor.detach().requires_grad_(requires_grad) for tensor in inputs]
+    actual = vmap(with_options(sequence_forward, options), in_dims)(*inputs)
+    expected = loop(with_options(sequence_reference, options), inputs, in_dims, 4)
+    close(actual, expected)
+    if requires_grad:
+        close(
+            torch.autograd.grad(sum(a.sin().sum() for a in actual), inputs),
+            torch.autograd.grad(sum(e.sin().sum() for e in expected), inputs),
+        )
+
+
+@pytest.mark.parametrize("mapped", ["padded", "packed"])
+def test_vmap_over_resets(mapped):
+    *inputs, resets = sequence_inputs("cpu", torch.float64, kind=(mapped, False, True))
+    resets = torch.stack([resets, ~resets, resets.roll(1, 0)])
+    actual = vmap(lambda r: sequence_forward(*inputs, r))(resets)
+    for index in range(3):
+        close([a[index] for a in actual], sequence_reference(*inputs, resets[index]))
+
+
+def test_vmap_over_batch_sizes_is_refused():
+    inputs = sequence_inputs(kind=("packed", False, False))
+    inputs[5] = torch.stack([inputs[5]] * 2)
+    dims = tuple(0 if name == "batch_sizes" else None for name in SEQUENCE_ARGUMENTS)
+    with pytest.raises(RuntimeError, match="lltm::sequence_forward: expected batch_sizes to be"):
+        vmap(sequence_forward, dims)(*inputs)
+
+
+@each_sequence_kind
+@pytest.mark.parametrize(
+    "in_dims", [(0,) + (None,) * 7, (None, 0, 0, 0, 0, None, None, 0), (0,) * 8]
+)
+@pytest.mark.parametrize("mask", [(True,) * 5, (True, False, False, True, True)])
+def test_vmap_of_sequence_backward(kind, in_dims, mask):
+    options = sequence_backward_inputs("cpu", torch.float64, (3, 2, 2, 3), kind)
+    inputs = mapped_inputs(options[:8], in_dims, 4)
+
+    def op(*args):
+        results = torch.ops.lltm.sequence_backward(*args, *options[8:], mask)
+        return tuple(result for result in results if result is not None)
+
+    close(vmap(op, in_dims)(*inputs), loop(op, inputs, in_dims, 4))
+
+
+def test_vmap_of_sequences_calls_one_operator_where_the_weights_are_shared():
+    inputs = mapped_inputs(sequence_inputs()[:5], (0, None, None, 0, 0), 4)
+    with torch.profiler.profile() as profile:
+        vmap(sequence_forward, (0, None, None, 0, 0))(*inputs)
+    names = [event.name for event in profile.events()]
+    assert names.count("lltm::sequence_forward") >= 1
+    assert "aten::sigmoid" not in names
 
 
 def mapped_inputs(inputs, in_dims, size):

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from common import gradients, sample_inputs
+from common import each_sequence_kind, gradients, sample_inputs, sequence_inputs
 from expecttest import assert_expected_inline
 
 import lltm_ops
@@ -87,6 +87,33 @@ def test_gradients_of_script():
             tensor.grad = None
         actual = gradients(step, inputs)
     for ours, eager in zip(actual, gradients(lltm_ops.forward, copies), strict=True):
+        torch.testing.assert_close(ours, eager)
+
+
+@each_sequence_kind
+def test_sequences_script_and_train(kind):
+    @torch.jit.script
+    def run(
+        input,
+        weights,
+        bias,
+        h0,
+        c0,
+        batch_sizes: torch.Tensor | None,
+        reverse: bool,
+        resets: torch.Tensor | None,
+    ):
+        return torch.ops.lltm.sequence_forward(
+            input, weights, bias, h0, c0, batch_sizes, reverse, resets
+        )
+
+    inputs = sequence_inputs(dtype=torch.float64, kind=kind, requires_grad=True)
+    expected = gradients(torch.ops.lltm.sequence_forward, inputs)
+    for _ in range(3):
+        for tensor in inputs[:5]:
+            tensor.grad = None
+        actual = gradients(run, inputs)
+    for ours, eager in zip(actual, expected, strict=True):
         torch.testing.assert_close(ours, eager)
 
 

@@ -4,19 +4,41 @@ import os
 
 import pytest
 import torch
-from common import LAYOUTS, backward_inputs, each_device, each_dtype, needs_cuda, sample_inputs
+from common import (
+    LAYOUTS,
+    backward_inputs,
+    each_device,
+    each_dtype,
+    each_sequence_kind,
+    needs_cuda,
+    sample_inputs,
+    sequence_backward_inputs,
+    sequence_inputs,
+)
 from expecttest import assert_expected_inline
 from torch._subclasses import FakeTensorMode
 from torch.library import opcheck
 
 import lltm_ops
 
-OPERATORS = {
+CELL_OPERATORS = {
     "forward": sample_inputs,
     "_forward_with_gates": sample_inputs,
     "backward": backward_inputs,
 }
+SEQUENCE_OPERATORS = {
+    "sequence_forward": sequence_inputs,
+    "_sequence_forward_with_gates": sequence_inputs,
+    "sequence_backward": sequence_backward_inputs,
+}
+OPERATORS = CELL_OPERATORS | SEQUENCE_OPERATORS
 each_operator = pytest.mark.parametrize("name", OPERATORS)
+each_cell_operator = pytest.mark.parametrize("name", CELL_OPERATORS)
+each_sequence_operator = pytest.mark.parametrize("name", SEQUENCE_OPERATORS)
+
+
+def tensors_of(arguments):
+    return [argument for argument in arguments if isinstance(argument, torch.Tensor)]
 
 
 def operator(name):
@@ -29,7 +51,10 @@ def test_schemas():
         """\
 lltm::forward(Tensor input, Tensor weights, Tensor bias, Tensor old_h, Tensor old_cell) -> (Tensor new_h, Tensor new_cell)
 lltm::_forward_with_gates(Tensor input, Tensor weights, Tensor bias, Tensor old_h, Tensor old_cell) -> (Tensor new_h, Tensor new_cell, Tensor gates)
-lltm::backward(Tensor grad_h, Tensor grad_cell, Tensor new_cell, Tensor gates, Tensor input, Tensor weights, Tensor old_h, bool[5] output_mask=[True, True, True, True, True]) -> (Tensor d_input, Tensor d_weights, Tensor d_bias, Tensor d_old_h, Tensor d_old_cell)""",
+lltm::backward(Tensor grad_h, Tensor grad_cell, Tensor new_cell, Tensor gates, Tensor input, Tensor weights, Tensor old_h, bool[5] output_mask=[True, True, True, True, True]) -> (Tensor d_input, Tensor d_weights, Tensor d_bias, Tensor d_old_h, Tensor d_old_cell)
+lltm::sequence_forward(Tensor input, Tensor weights, Tensor bias, Tensor h0, Tensor c0, Tensor? batch_sizes=None, bool reverse=False, Tensor? resets=None) -> (Tensor output, Tensor cells)
+lltm::_sequence_forward_with_gates(Tensor input, Tensor weights, Tensor bias, Tensor h0, Tensor c0, Tensor? batch_sizes=None, bool reverse=False, Tensor? resets=None) -> (Tensor output, Tensor cells, Tensor gates)
+lltm::sequence_backward(Tensor grad_output, Tensor grad_cells, Tensor output, Tensor cells, Tensor gates, Tensor input, Tensor weights, Tensor h0, Tensor? batch_sizes=None, bool reverse=False, Tensor? resets=None, bool[5] output_mask=[True, True, True, True, True]) -> (Tensor d_input, Tensor d_weights, Tensor d_bias, Tensor d_h0, Tensor d_c0)""",
     )
 
 
@@ -45,7 +70,7 @@ def test_kernel_stands_at(name, key):
 @pytest.mark.parametrize("key", ["AutocastCPU", "AutocastCUDA"])
 def test_backward_follows_the_dtypes_of_forward(name, key):
     registered = torch._C._dispatch_has_kernel_for_dispatch_key(f"lltm::{name}", key)
-    assert registered == (name != "backward")
+    assert registered == (not name.endswith("backward"))
 
 
 @each_operator
@@ -70,7 +95,38 @@ def test_opcheck(device, dtype, name, requires_grad):
     opcheck(operator(name), OPERATORS[name](device, dtype, requires_grad=requires_grad))
 
 
-@each_operator
+@each_device
+@each_sequence_operator
+@each_sequence_kind
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_opcheck_of_sequences(device, name, kind, requires_grad):
+    inputs = OPERATORS[name](device, kind=kind, requires_grad=requires_grad)
+    utilities = ["test_schema", "test_autograd_registration", "test_faketensor"]
+    # Those not for users differentiate by formulas that need the values of batch_sizes.
+    if name == "sequence_forward" or kind[0] == "padded" or not requires_grad:
+        utilities.append("test_aot_dispatch_dynamic")
+    opcheck(operator(name), inputs, test_utils=utilities)
+
+
+@pytest.mark.parametrize("name", ["_sequence_forward_with_gates", "sequence_backward"])
+def test_tracing_says_that_it_has_no_values_of_batch_sizes(name):
+    inputs = OPERATORS[name](kind=("packed", False, False), requires_grad=True)
+    with pytest.raises(Exception, match=r"lltm::sequence_\w+: expected the values of batch_sizes"):
+        opcheck(operator(name), inputs, test_utils="test_aot_dispatch_dynamic")
+
+
+@each_sequence_operator
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", [(0, 3, 5, 4), (4, 0, 5, 4), (4, 3, 0, 4), (1, 1, 1, 1)], ids=str)
+def test_opcheck_of_layouts_and_shapes_of_sequences(name, layout, shape):
+    inputs = [
+        LAYOUTS[layout](argument) if isinstance(argument, torch.Tensor) else argument
+        for argument in OPERATORS[name](shape=shape, kind=("padded", True, True))
+    ]
+    opcheck(operator(name), inputs)
+
+
+@each_cell_operator
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", [(3, 5, 4), (0, 5, 4), (3, 0, 4), (1, 1, 1)], ids=str)
 def test_opcheck_of_layouts_and_shapes(name, layout, shape):
@@ -85,6 +141,7 @@ def test_opcheck_of_layouts_and_shapes(name, layout, shape):
 @pytest.mark.parametrize("mask", [[True, False] * 2 + [True], [False] * 5, [False] * 4 + [True]])
 def test_opcheck_of_output_mask(mask):
     opcheck(operator("backward"), (*backward_inputs(requires_grad=True), mask))
+    opcheck(operator("sequence_backward"), (*sequence_backward_inputs(requires_grad=True), mask))
 
 
 @each_device
@@ -92,16 +149,21 @@ def test_opcheck_of_output_mask(mask):
 def test_results_alias_nothing(device, name):
     inputs = OPERATORS[name](device)
     outputs = operator(name)(*inputs)
-    pointers = [tensor.untyped_storage().data_ptr() for tensor in (*inputs, *outputs)]
+    tensors = tensors_of((*inputs, *outputs))
+    pointers = [tensor.untyped_storage().data_ptr() for tensor in tensors]
     assert len(set(pointers)) == len(pointers)
 
 
 @each_operator
 @each_dtype
 def test_meta_gives_the_shapes_of_the_kernels(name, dtype):
-    inputs = [LAYOUTS["strided"](tensor) for tensor in OPERATORS[name](dtype=dtype)]
+    inputs = [
+        LAYOUTS["strided"](argument) if isinstance(argument, torch.Tensor) else argument
+        for argument in OPERATORS[name](dtype=dtype)
+    ]
     outputs = operator(name)(*inputs)
-    for meta, real in zip(operator(name)(*(t.to("meta") for t in inputs)), outputs, strict=True):
+    on_meta = [t.to("meta") if isinstance(t, torch.Tensor) else t for t in inputs]
+    for meta, real in zip(operator(name)(*on_meta), outputs, strict=True):
         assert meta.is_meta
         assert (meta.shape, meta.stride(), meta.dtype) == (real.shape, real.stride(), real.dtype)
 
@@ -112,6 +174,25 @@ def test_fake_tensors_know_the_device(name, device):
     """Also that of a device which is not there: what deployment tools trace with."""
     inputs = OPERATORS[name]()
     with FakeTensorMode() as mode:
-        fake = [torch.empty(t.shape, dtype=t.dtype, device=device) for t in inputs]
+        fake = [
+            torch.empty(t.shape, dtype=t.dtype, device=device) if isinstance(t, torch.Tensor) else t
+            for t in inputs
+        ]
+        outputs = operator(name)(*fake)
+    assert all(mode.is_our_fake(output) and output.device.type == device for output in outputs)
+
+
+@each_sequence_operator
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_fake_tensors_of_a_packed_sequence_know_the_device(name, device):
+    """batch_sizes lie on the CPU, as those of a PackedSequence do."""
+    inputs = OPERATORS[name](kind=("packed", False, True))
+    with FakeTensorMode() as mode:
+        fake = [
+            torch.empty(t.shape, dtype=t.dtype, device="cpu" if t.dtype == torch.long else device)
+            if isinstance(t, torch.Tensor)
+            else t
+            for t in inputs
+        ]
         outputs = operator(name)(*fake)
     assert all(mode.is_our_fake(output) and output.device.type == device for output in outputs)

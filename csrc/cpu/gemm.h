@@ -127,6 +127,14 @@ void gemm(
   }
 }
 
+// Rows of C for a call, of those that remain: few sizes, since oneDNN generates
+// a kernel for each and keeps it.
+inline int64_t rows_of_block(int64_t remaining) {
+  constexpr int64_t kRows = 128;
+  return remaining < kVector ? remaining
+                             : std::min(kRows, remaining / kVector * kVector);
+}
+
 // To be called by a thread after its last gemm: AMX tiles are a state of the
 // thread.
 template <typename gemm_t>

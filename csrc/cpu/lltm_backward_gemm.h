@@ -52,14 +52,24 @@ class Products {
 // d_weights = d_gates.T @ [old_h, input], the latter packed into panels of its
 // columns. Few rows of the batch make many results of few products: then one
 // panel, so that whole rows of d_weights are written one after the other.
-template <typename scalar_t, typename gemm_t>
+// out_t is scalar_t or, for what is summed up further, opmath_t.
+template <typename scalar_t, typename gemm_t, typename out_t>
 class BackwardWeights {
  public:
+  // Adds to d_weights if accumulate.
   BackwardWeights(
-      const BackwardArguments<scalar_t>& arguments,
-      const GateGradients<gemm_t>& d_gates)
-      : a_(arguments),
+      const CellSizes& sizes,
+      const GateGradients<gemm_t>& d_gates,
+      const scalar_t* old_h,
+      const scalar_t* input,
+      out_t* d_weights,
+      bool accumulate)
+      : sizes_(sizes),
         d_gates_(d_gates),
+        old_h_(old_h),
+        input_(input),
+        d_weights_(d_weights),
+        accumulate_(accumulate),
         width_(is_narrow() ? round_up(features_, kVector) : 64),
         // Large, so that d_gates are read from L2 for all panels.
         block_rows_(is_narrow() ? 16 : 384),
@@ -76,7 +86,7 @@ class BackwardWeights {
         row_blocks * panels_,
         grain_size(nanoseconds),
         [&](int64_t begin, int64_t end) {
-          Products<scalar_t> products(block_rows_, width_);
+          Products<out_t> products(block_rows_, width_);
           for (int64_t task = begin; task < end; ++task) {
             one_block(
                 task / panels_ * block_rows_,
@@ -91,7 +101,7 @@ class BackwardWeights {
   static constexpr auto kPairs = kPair<gemm_t>;
 
   bool is_narrow() const {
-    return a_.batch < kVector;
+    return sizes_.batch < kVector;
   }
 
   void pack() {
@@ -101,8 +111,8 @@ class BackwardWeights {
         grain_size(batch_ * width_ / kPackedPerNanosecond),
         [&](int64_t begin, int64_t end) {
           for (int64_t panel = begin; panel < end; ++panel) {
-            pack(panel, a_.old_h, 0, a_.state_size);
-            pack(panel, a_.input, a_.state_size, a_.input_features);
+            pack(panel, old_h_, 0, sizes_.state_size);
+            pack(panel, input_, sizes_.state_size, sizes_.input_features);
           }
         });
   }
@@ -116,7 +126,7 @@ class BackwardWeights {
       vectorized<PackRows<scalar_t, gemm_t>>()(
           {from + begin - first,
            size,
-           a_.batch,
+           sizes_.batch,
            end - begin,
            to + (begin - panel * width_) * kPairs,
            width_},
@@ -125,11 +135,10 @@ class BackwardWeights {
     }
   }
 
-  void one_block(int64_t row, int64_t column, Products<scalar_t>& products)
-      const {
+  void one_block(int64_t row, int64_t column, Products<out_t>& products) const {
     const auto size_m = std::min(block_rows_, rows_ - row);
     const auto size_n = std::min(width_, features_ - column);
-    auto* C = a_.d_weights + row * features_ + column;
+    auto* C = d_weights_ + row * features_ + column;
     for (int64_t k = 0; k < batch_; k += kMaxK) {
       gemm<gemm_t>(
           size_m,
@@ -141,14 +150,18 @@ class BackwardWeights {
           width_,
           products.of(C),
           products.ld(features_),
-          k > 0);
+          accumulate_ || k > 0);
     }
     products.finish(size_m, size_n, C, features_);
   }
 
-  const BackwardArguments<scalar_t>& a_;
+  const CellSizes sizes_;
   const GateGradients<gemm_t>& d_gates_;
-  const int64_t features_ = a_.features();
+  const scalar_t* const old_h_;
+  const scalar_t* const input_;
+  out_t* const d_weights_;
+  const bool accumulate_;
+  const int64_t features_ = sizes_.features();
   const int64_t rows_ = d_gates_.units;
   const int64_t batch_ = d_gates_.batch;
   const int64_t width_;
@@ -157,26 +170,20 @@ class BackwardWeights {
   const Scratch<gemm_t> packed_;
 };
 
-// Rows of C for a call, of those that remain: few sizes, since oneDNN generates
-// a kernel for each and keeps it.
-inline int64_t rows_of_block(int64_t remaining) {
-  constexpr int64_t kRows = 128;
-  return remaining < kVector ? remaining
-                             : std::min(kRows, remaining / kVector * kVector);
-}
-
 // d_X = d_gates @ columns of weights, [batch, columns].
 template <typename scalar_t, typename gemm_t>
 class BackwardColumns {
  public:
   BackwardColumns(
-      const BackwardArguments<scalar_t>& arguments,
+      const CellSizes& sizes,
       const GateGradients<gemm_t>& d_gates,
+      const scalar_t* weights,
       int64_t first_column,
       int64_t columns,
       scalar_t* d_X)
-      : a_(arguments),
+      : sizes_(sizes),
         d_gates_(d_gates),
+        weights_(weights),
         first_column_(first_column),
         columns_(columns),
         d_X_(d_X) {}
@@ -185,9 +192,9 @@ class BackwardColumns {
     at::parallel_for(
         0,
         (columns_ + kColumns - 1) / kColumns,
-        grain_size(2 * a_.batch * kColumns * size_k_ / kFlopPerNanosecond),
+        grain_size(2 * sizes_.batch * kColumns * size_k_ / kFlopPerNanosecond),
         [&](int64_t begin, int64_t end) {
-          Products<scalar_t> products(a_.batch, kColumns);
+          Products<scalar_t> products(sizes_.batch, kColumns);
           const Scratch<gemm_t> packed(kPacks ? kMaxK * kColumns : 0);
           for (int64_t block = begin; block < end; ++block) {
             one_block(block * kColumns, products, packed.data());
@@ -211,8 +218,8 @@ class BackwardColumns {
     for (int64_t k = 0; k < size_k_; k += kMaxK) {
       const auto size_k = std::min(kMaxK, size_k_ - k);
       const auto* B = block_weights(k, size_k, column, size_n, packed);
-      for (int64_t row = 0, rows = 0; row < a_.batch; row += rows) {
-        rows = rows_of_block(a_.batch - row);
+      for (int64_t row = 0, rows = 0; row < sizes_.batch; row += rows) {
+        rows = rows_of_block(sizes_.batch - row);
         gemm<gemm_t>(
             rows,
             size_n,
@@ -226,7 +233,7 @@ class BackwardColumns {
             k > 0);
       }
     }
-    products.finish(a_.batch, size_n, C, columns_);
+    products.finish(sizes_.batch, size_n, C, columns_);
   }
 
   const gemm_t* block_weights(
@@ -235,7 +242,7 @@ class BackwardColumns {
       int64_t column,
       int64_t size_n,
       gemm_t* packed) const {
-    const auto* from = a_.weights + k * features_ + first_column_ + column;
+    const auto* from = weights_ + k * features_ + first_column_ + column;
     if constexpr (kPacks) {
       vectorized<PackRows<scalar_t, gemm_t>>()(
           {from, features_, d_gates_.units - k, size_n, packed, kColumns},
@@ -247,24 +254,23 @@ class BackwardColumns {
     }
   }
 
-  const BackwardArguments<scalar_t>& a_;
+  const CellSizes sizes_;
   const GateGradients<gemm_t>& d_gates_;
+  const scalar_t* const weights_;
   const int64_t first_column_;
   const int64_t columns_;
   scalar_t* const d_X_;
-  const int64_t features_ = a_.features();
+  const int64_t features_ = sizes_.features();
   const int64_t size_k_ = d_gates_.ld_rows;
 };
 
 template <typename scalar_t, typename gemm_t>
 void backward_gemm(const BackwardArguments<scalar_t>& a) {
-  constexpr auto pair = kPair<gemm_t>;
   const auto rows = 3 * a.state_size;
   const bool wants_rows = a.d_input != nullptr || a.d_old_h != nullptr;
   const bool wants_columns = a.d_weights != nullptr || a.d_bias != nullptr;
-  const auto ld_rows = round_up(rows, pair);
-  // Few sizes of K, each a kernel.
-  const auto batch = round_up(a.batch, a.batch < kVector ? pair : 8);
+  const auto ld_rows = round_up(rows, kPair<gemm_t>);
+  const auto batch = padded_batch<gemm_t>(a.batch);
   const Scratch<gemm_t> row_scratch(wants_rows ? a.batch * ld_rows : 0);
   const Scratch<gemm_t> column_scratch(wants_columns ? rows * batch : 0);
   const GateGradients<gemm_t> d_gates{
@@ -273,31 +279,25 @@ void backward_gemm(const BackwardArguments<scalar_t>& a) {
       wants_columns ? column_scratch.data() : nullptr,
       rows,
       batch};
-  for (int64_t row = 0; wants_rows && row < a.batch; ++row) {
-    std::fill_n(d_gates.rows + row * ld_rows + rows, ld_rows - rows, gemm_t(0));
-  }
-  const auto last = (a.batch - 1) / kMaxK * kMaxK;
-  for (int64_t unit = 0; wants_columns && unit < rows; ++unit) {
-    std::fill_n(
-        d_gates.block(last) + unit * d_gates.ld(last) + a.batch - last,
-        batch - a.batch,
-        gemm_t(0));
-  }
+  d_gates.zero_padding(a.batch);
   backward_pointwise(a, d_gates);
   if (a.d_bias != nullptr) {
     vectorized<SumColumns<scalar_t, gemm_t>>()(
-        {d_gates, a.batch, a.d_bias}, 0, rows);
+        {d_gates, a.batch, a.d_bias, false}, 0, rows);
   }
   if (a.d_weights != nullptr) {
-    BackwardWeights<scalar_t, gemm_t>(a, d_gates).run();
+    BackwardWeights<scalar_t, gemm_t, scalar_t>(
+        a, d_gates, a.old_h, a.input, a.d_weights, false)
+        .run();
   }
   if (a.d_old_h != nullptr) {
-    BackwardColumns<scalar_t, gemm_t>(a, d_gates, 0, a.state_size, a.d_old_h)
+    BackwardColumns<scalar_t, gemm_t>(
+        a, d_gates, a.weights, 0, a.state_size, a.d_old_h)
         .run();
   }
   if (a.d_input != nullptr) {
     BackwardColumns<scalar_t, gemm_t>(
-        a, d_gates, a.state_size, a.input_features, a.d_input)
+        a, d_gates, a.weights, a.state_size, a.input_features, a.d_input)
         .run();
   }
 }

@@ -56,7 +56,25 @@ struct GateGradients {
   int64_t ld(int64_t first_row) const {
     return std::min(kMaxK, batch - first_row);
   }
+
+  // What lies beyond the units of rows, and beyond the batch of columns.
+  void zero_padding(int64_t size) const {
+    for (int64_t row = 0; rows != nullptr && row < size; ++row) {
+      std::fill_n(rows + row * ld_rows + units, ld_rows - units, gemm_t(0));
+    }
+    const auto last = (size - 1) / kMaxK * kMaxK;
+    for (int64_t unit = 0; columns != nullptr && unit < units; ++unit) {
+      auto* end = block(last) + unit * ld(last) + size - last;
+      std::fill_n(end, batch - size, gemm_t(0));
+    }
+  }
 };
+
+// The batch of GateGradients: few sizes of K, each a kernel of oneDNN's.
+template <typename gemm_t>
+int64_t padded_batch(int64_t batch) {
+  return round_up(batch, batch < kVector ? kPair<gemm_t> : 8);
+}
 
 template <typename scalar_t, typename gemm_t>
 struct BackwardBlock {
@@ -182,17 +200,19 @@ void backward_pointwise(
       });
 }
 
-template <typename scalar_t, typename gemm_t>
+// Adds to d_bias if accumulate.
+template <typename out_t, typename gemm_t>
 struct SumColumns {
-  using opmath_t = at::opmath_type<scalar_t>;
+  using opmath_t = at::opmath_type<out_t>;
 
   const GateGradients<gemm_t>& d_gates;
   int64_t batch;
-  scalar_t* d_bias;
+  out_t* d_bias;
+  bool accumulate;
 
   C10_ALWAYS_INLINE void operator()(int64_t begin, int64_t end) const {
     for (int64_t unit = begin; unit < end; ++unit) {
-      opmath_t total = 0;
+      opmath_t total = accumulate ? load(d_bias[unit]) : opmath_t(0);
       for (int64_t row = 0; row < batch; row += kMaxK) {
         total +=
             sum(d_gates.block(row) + unit * d_gates.ld(row),

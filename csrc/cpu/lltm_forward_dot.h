@@ -29,21 +29,6 @@ bool is_dot_faster(const ForwardArguments<scalar_t>& a) {
   return a.batch <= (rows_collide ? kMaxDotBatch : kMaxDotBatch / 2);
 }
 
-template <typename scalar_t>
-struct ForwardRows {
-  using opmath_t = at::opmath_type<scalar_t>;
-
-  ForwardBlock<scalar_t> block;
-  const opmath_t* activations;
-  int64_t ld;
-
-  C10_ALWAYS_INLINE void operator()(int64_t begin, int64_t end) const {
-    for (int64_t row = begin; row < end; ++row) {
-      block.write_row(row, activations + row * 3 * ld, ld);
-    }
-  }
-};
-
 // The weights stream past; nothing of them is copied unless it is converted.
 template <typename scalar_t>
 class ForwardDot {

@@ -164,6 +164,7 @@ class ForwardGemm {
           {reinterpret_cast<const from_t*>(rows_of_panel),
            size / kPairs,
            rows(panel),
+           width(panel),
            reinterpret_cast<to_t*>(packed(panel, offset)),
            width(panel)},
           begin / kPairs,

@@ -159,4 +159,20 @@ struct ForwardBlock {
   }
 };
 
+// From activations [rows, 3, ld].
+template <typename scalar_t>
+struct ForwardRows {
+  using opmath_t = at::opmath_type<scalar_t>;
+
+  ForwardBlock<scalar_t> block;
+  const opmath_t* activations;
+  int64_t ld;
+
+  C10_ALWAYS_INLINE void operator()(int64_t begin, int64_t end) const {
+    for (int64_t row = begin; row < end; ++row) {
+      block.write_row(row, activations + row * 3 * ld, ld);
+    }
+  }
+};
+
 } // namespace lltm

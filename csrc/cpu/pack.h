@@ -114,13 +114,15 @@ C10_ALWAYS_INLINE void transpose(
   }
 }
 
-// Packs B [K, columns] of gemm() from its transpose, for K in [begin, end):
-// to is [K, ld_to], or for pairs [K / 2, ld_to, 2] from words of two K.
+// Packs B [K, columns] of gemm() from its transpose, for K in [begin, end): to
+// is [K, ld_to], or for pairs [K / 2, ld_to, 2] from words of two K. Columns
+// that are not there are zero, up to padded.
 template <typename from_t, typename to_t>
 struct PackTransposed {
   const from_t* from;
   int64_t ld_from;
   int64_t columns;
+  int64_t padded;
   to_t* to;
   int64_t ld_to;
 
@@ -128,7 +130,7 @@ struct PackTransposed {
     transpose(
         from + begin, ld_from, columns, end - begin, to + begin * ld_to, ld_to);
     for (int64_t k = begin; k < end; ++k) {
-      for (int64_t column = columns; column < ld_to; ++column) {
+      for (int64_t column = columns; column < padded; ++column) {
         to[k * ld_to + column] = {};
       }
     }

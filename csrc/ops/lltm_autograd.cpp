@@ -1,9 +1,9 @@
+#include "ops/autograd_mode.h"
 #include "ops/lltm.h"
 #include "ops/lltm_checks.h"
 #include "ops/lltm_composite.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -13,22 +13,6 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-template <typename... Tensors>
-bool any_requires_grad(const Tensors&... tensors) {
-  return at::GradMode::is_enabled() && (tensors.requires_grad() || ...);
-}
-
-// torch::autograd::Function supports neither functorch's transforms (it
-// raises) nor forward-mode AD (it returns a wrong tangent). The dispatch key is
-// the test for a transform: functorchTLSAccessor() is set under AOTAutograd
-// too.
-template <typename... Tensors>
-bool needs_composite(const Tensors&... tensors) {
-  return c10::impl::tls_local_dispatch_key_set().included_.has(
-             c10::DispatchKey::FuncTorchDynamicLayerFrontMode) ||
-      (tensors._fw_grad(/*level=*/0).defined() || ...);
-}
 
 struct LLTMFunction : torch::autograd::Function<LLTMFunction> {
   static constexpr bool is_traceable = true;

@@ -1,7 +1,6 @@
 #include "ops/lltm_checks.h"
 
-#include <initializer_list>
-#include <utility>
+#include "ops/checks.h"
 
 namespace lltm {
 
@@ -11,111 +10,9 @@ constexpr auto kForward = "lltm::forward";
 constexpr auto kBackward = "lltm::backward";
 constexpr auto kStateNames = "[batch, state_size]";
 
-using NamedTensor = std::pair<const char*, const at::Tensor&>;
-using NamedTensors = std::initializer_list<NamedTensor>;
-
-void check_devices(const char* op, NamedTensors args) {
-  for (const auto& [name, tensor] : args) {
-    TORCH_CHECK(
-        tensor.defined(),
-        op,
-        ": expected ",
-        name,
-        " to be a tensor, but got an undefined tensor or None");
-  }
-  const auto& [first_name, first] = *args.begin();
-  for (const auto& [name, tensor] : args) {
-    TORCH_CHECK(
-        tensor.device() == first.device(),
-        op,
-        ": expected ",
-        name,
-        " to be on the device of ",
-        first_name,
-        ", ",
-        first.device(),
-        ", but got ",
-        tensor.device());
-  }
-}
-
-void check_layouts_and_dtypes(const char* op, NamedTensors args) {
-  const auto& [first_name, first] = *args.begin();
-  const auto dtype = first.scalar_type();
-  for (const auto& [name, tensor] : args) {
-    TORCH_CHECK(
-        tensor.layout() == at::kStrided,
-        op,
-        ": expected ",
-        name,
-        " to be a dense tensor, but got layout ",
-        tensor.layout());
-  }
-  TORCH_CHECK(
-      dtype == at::kDouble || dtype == at::kFloat || dtype == at::kBFloat16 ||
-          dtype == at::kHalf,
-      op,
-      ": expected ",
-      first_name,
-      " to have dtype Double, Float, BFloat16 or Half, but got ",
-      dtype);
-  for (const auto& [name, tensor] : args) {
-    TORCH_CHECK(
-        tensor.scalar_type() == dtype,
-        op,
-        ": expected ",
-        name,
-        " to have the dtype of ",
-        first_name,
-        ", ",
-        dtype,
-        ", but got ",
-        tensor.scalar_type());
-  }
-}
-
-// Sizes may be symbolic: TORCH_SYM_CHECK then records the equality instead of
-// specialising on it.
-void check_matrix(
-    const char* op,
-    const NamedTensor& arg,
-    const char* names,
-    const c10::SymInt& rows,
-    const c10::SymInt& columns) {
-  const auto& [name, tensor] = arg;
-  TORCH_CHECK(
-      tensor.dim() == 2,
-      op,
-      ": expected ",
-      name,
-      " to have 2 dimensions ",
-      names,
-      ", but got ",
-      tensor.dim());
-  TORCH_SYM_CHECK(
-      tensor.sym_size(0).sym_eq(rows).sym_and(
-          tensor.sym_size(1).sym_eq(columns)),
-      op,
-      ": expected ",
-      name,
-      " to have shape ",
-      names,
-      " = [",
-      rows,
-      ", ",
-      columns,
-      "], but got ",
-      tensor.sym_sizes());
-}
-
-struct Sizes {
-  c10::SymInt batch;
-  c10::SymInt state_size;
-};
-
 // input and weights fix all sizes: batch and input_features come from input,
-// state_size from the rows of weights.
-Sizes check_input_and_weights(
+// state_size from the rows of weights. Returns state_size.
+c10::SymInt check_input_and_weights(
     const char* op,
     const at::Tensor& input,
     const at::Tensor& weights) {
@@ -125,39 +22,7 @@ Sizes check_input_and_weights(
       ": expected input to have 2 dimensions [batch, input_features], ",
       "but got ",
       input.dim());
-  constexpr auto weights_names =
-      "[3 * state_size, state_size + input_features]";
-  TORCH_CHECK(
-      weights.dim() == 2,
-      op,
-      ": expected weights to have 2 dimensions ",
-      weights_names,
-      ", but got ",
-      weights.dim());
-  const auto rows = weights.sym_size(0);
-  TORCH_SYM_CHECK(
-      (rows % 3).sym_eq(0),
-      op,
-      ": expected weights to have shape ",
-      weights_names,
-      " with a number of rows divisible by 3, but got ",
-      weights.sym_sizes());
-  const auto state_size = rows / 3;
-  const auto columns = state_size + input.sym_size(1);
-  TORCH_SYM_CHECK(
-      weights.sym_size(1).sym_eq(columns),
-      op,
-      ": expected weights to have shape ",
-      weights_names,
-      " = [",
-      rows,
-      ", ",
-      columns,
-      "] for input of shape ",
-      input.sym_sizes(),
-      ", but got ",
-      weights.sym_sizes());
-  return {input.sym_size(0), state_size};
+  return check_weights(op, weights, input);
 }
 
 } // namespace
@@ -191,23 +56,12 @@ void check_forward(
        {"bias", bias},
        {"old_h", old_h},
        {"old_cell", old_cell}});
-  const auto sizes = check_input_and_weights(kForward, input, weights);
-  TORCH_CHECK(
-      bias.dim() == 1,
-      kForward,
-      ": expected bias to have 1 dimension [3 * state_size], ",
-      "but got ",
-      bias.dim());
-  TORCH_SYM_CHECK(
-      bias.sym_size(0).sym_eq(weights.sym_size(0)),
-      kForward,
-      ": expected bias to have shape [3 * state_size] = [",
-      weights.sym_size(0),
-      "], but got ",
-      bias.sym_sizes());
+  const auto state_size = check_input_and_weights(kForward, input, weights);
+  check_shape(
+      kForward, {"bias", bias}, "[3 * state_size]", {weights.sym_size(0)});
   for (const auto& arg :
        NamedTensors{{"old_h", old_h}, {"old_cell", old_cell}}) {
-    check_matrix(kForward, arg, kStateNames, sizes.batch, sizes.state_size);
+    check_shape(kForward, arg, kStateNames, {input.sym_size(0), state_size});
   }
 }
 
@@ -249,20 +103,20 @@ void check_backward(
        {"gates", gates},
        {"grad_h", grad_h},
        {"grad_cell", grad_cell}});
-  const auto sizes = check_input_and_weights(kBackward, input, weights);
+  const auto batch = input.sym_size(0);
+  const auto state_size = check_input_and_weights(kBackward, input, weights);
   for (const auto& arg : NamedTensors{
            {"old_h", old_h},
            {"new_cell", new_cell},
            {"grad_h", grad_h},
            {"grad_cell", grad_cell}}) {
-    check_matrix(kBackward, arg, kStateNames, sizes.batch, sizes.state_size);
+    check_shape(kBackward, arg, kStateNames, {batch, state_size});
   }
-  check_matrix(
+  check_shape(
       kBackward,
       {"gates", gates},
       "[batch, 3 * state_size]",
-      sizes.batch,
-      weights.sym_size(0));
+      {batch, weights.sym_size(0)});
 }
 
 } // namespace lltm

@@ -56,6 +56,25 @@ ForwardResult forward(
   return {std::move(new_h), std::move(new_cell)};
 }
 
+GateGradients gate_gradients(
+    const at::Tensor& grad_h,
+    const at::Tensor& grad_cell,
+    const at::Tensor& new_cell,
+    const at::Tensor& gates) {
+  const auto chunks = gates.chunk(3, 1);
+  const auto& input_gate = chunks[0];
+  const auto& output_gate = chunks[1];
+  const auto& candidate = chunks[2];
+  const auto t = at::tanh(new_cell);
+  auto d_cell = (grad_cell + grad_h * output_gate * (1 - t * t)).contiguous();
+  auto d_gates = at::cat(
+      {d_cell * candidate * input_gate * (1 - input_gate),
+       grad_h * t * output_gate * (1 - output_gate),
+       d_cell * input_gate * at::where(candidate > 0, 1, candidate + 1)},
+      1);
+  return {std::move(d_gates), std::move(d_cell)};
+}
+
 BackwardResult backward(
     const at::Tensor& grad_h,
     const at::Tensor& grad_cell,
@@ -66,18 +85,8 @@ BackwardResult backward(
     const at::Tensor& old_h,
     OutputMask output_mask) {
   check_backward(grad_h, grad_cell, new_cell, gates, input, weights, old_h);
-  const auto chunks = gates.chunk(3, 1);
-  const auto& input_gate = chunks[0];
-  const auto& output_gate = chunks[1];
-  const auto& candidate = chunks[2];
-  const auto t = at::tanh(new_cell);
-  const auto d_cell =
-      (grad_cell + grad_h * output_gate * (1 - t * t)).contiguous();
-  const auto d_gates = at::cat(
-      {d_cell * candidate * input_gate * (1 - input_gate),
-       grad_h * t * output_gate * (1 - output_gate),
-       d_cell * input_gate * at::where(candidate > 0, 1, candidate + 1)},
-      1);
+  const auto [d_gates, d_cell] =
+      gate_gradients(grad_h, grad_cell, new_cell, gates);
   return linear_gates_backward(
       d_gates, d_cell, input, weights, old_h, output_mask);
 }

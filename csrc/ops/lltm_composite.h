@@ -2,9 +2,12 @@
 
 #include "ops/lltm.h"
 
+#include <utility>
+
 // The cell in plain, differentiable ATen: the kernels of every device that has
 // none of its own, and what autograd and vmap fall back to where the fused
-// kernels have no derivative or batching rule. Each checks its arguments.
+// kernels have no derivative or batching rule. Each but gates
+// and gate_gradients checks its arguments.
 namespace lltm::composite {
 
 // The activated gates [batch, 3 * state_size].
@@ -27,6 +30,14 @@ ForwardWithGatesResult forward_with_gates(
     const at::Tensor& bias,
     const at::Tensor& old_h,
     const at::Tensor& old_cell);
+
+// Of the pre-activations [batch, 3 * state_size], and of the cell state.
+using GateGradients = std::pair<at::Tensor, at::Tensor>;
+GateGradients gate_gradients(
+    const at::Tensor& grad_h,
+    const at::Tensor& grad_cell,
+    const at::Tensor& new_cell,
+    const at::Tensor& gates);
 
 BackwardResult backward(
     const at::Tensor& grad_h,

@@ -2,13 +2,9 @@
 #include "ops/lltm_autocast.h"
 #include "ops/lltm_checks.h"
 #include "ops/lltm_composite.h"
+#include "ops/vmap_levels.h"
 
-#include <ATen/functorch/BatchedTensorImpl.h>
 #include <torch/library.h>
-
-#include <algorithm>
-#include <functional>
-#include <initializer_list>
 
 // vmap. A mapped dimension of input and state is more rows of the batch. Where
 // the weights or their gradients are mapped, the composite formulas become
@@ -16,62 +12,6 @@
 namespace lltm {
 
 namespace {
-
-using Tensors = std::initializer_list<std::reference_wrapper<const at::Tensor>>;
-
-// The innermost level of vmap that maps one of args.
-int64_t innermost_level(Tensors args) {
-  int64_t level = 0;
-  for (const at::Tensor& arg : args) {
-    if (const auto* mapped = at::functorch::maybeGetBatchedImpl(arg)) {
-      level = std::max(level, mapped->level());
-    }
-  }
-  return level;
-}
-
-const at::functorch::BatchedTensorImpl* mapped_at_level(
-    const at::Tensor& tensor,
-    int64_t level) {
-  const auto* mapped = at::functorch::maybeGetBatchedImpl(tensor);
-  return mapped != nullptr && mapped->level() == level ? mapped : nullptr;
-}
-
-// Folds tensors [batch, columns] that vmap maps at a level into plain ones
-// [mapped * batch, columns], and results back.
-class MappedRows {
- public:
-  MappedRows(Tensors args, int64_t level)
-      : level_(level), batch_(args.begin()->get().sym_size(0)) {
-    for (const at::Tensor& arg : args) {
-      if (const auto* mapped = mapped_at_level(arg, level_)) {
-        mapped_ = mapped->value().sym_size(mapped->bdim());
-      }
-    }
-  }
-
-  at::Tensor fold(const at::Tensor& arg) const {
-    const auto columns = arg.sym_size(1);
-    const auto* mapped = mapped_at_level(arg, level_);
-    const auto outermost = mapped != nullptr
-        ? mapped->value().movedim(mapped->bdim(), 0)
-        : arg.unsqueeze(0).expand_symint({mapped_, batch_, columns});
-    return outermost.reshape_symint({mapped_ * batch_, columns});
-  }
-
-  at::Tensor unfold(const at::Tensor& tensor) const {
-    if (!tensor.defined()) {
-      return tensor;
-    }
-    return at::functorch::makeBatched(
-        tensor.view_symint({mapped_, batch_, tensor.sym_size(1)}), 0, level_);
-  }
-
- private:
-  int64_t level_;
-  c10::SymInt batch_;
-  c10::SymInt mapped_;
-};
 
 // Function of the five tensors that forward and its twin take.
 template <typename Result>
@@ -106,7 +46,7 @@ Result forward_vmap(
   if (mapped_at_level(weights, level) || mapped_at_level(bias, level)) {
     return composite_op(input, weights, bias, old_h, old_cell);
   }
-  const MappedRows rows({input, old_h, old_cell}, level);
+  const MappedBatch rows({input, old_h, old_cell}, input.sym_size(0), level);
   c10::impl::ExcludeDispatchKeyGuard below_vmap(
       c10::DispatchKey::FuncTorchBatched);
   const auto results = op(
@@ -132,8 +72,10 @@ BackwardResult backward_vmap(
     return composite::backward(
         grad_h, grad_cell, new_cell, gates, input, weights, old_h, output_mask);
   }
-  const MappedRows rows(
-      {grad_h, grad_cell, new_cell, gates, input, old_h}, level);
+  const MappedBatch rows(
+      {grad_h, grad_cell, new_cell, gates, input, old_h},
+      input.sym_size(0),
+      level);
   c10::impl::ExcludeDispatchKeyGuard below_vmap(
       c10::DispatchKey::FuncTorchBatched);
   const auto [d_input, d_weights, d_bias, d_old_h, d_old_cell] = backward(

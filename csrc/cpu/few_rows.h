@@ -1,0 +1,167 @@
+#pragma once
+
+#include "cpu/convert.h"
+#include "cpu/gemm.h"
+#include "cpu/lanes.h"
+#include "cpu/vectorize.h"
+
+#include <ATen/OpMathType.h>
+#include <c10/macros/Macros.h>
+#include <c10/util/BFloat16.h>
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+namespace lltm {
+
+// C = A @ B, or C += A @ B, as gemm(), for kRows rows of A and whole vectors of
+// columns [begin, end): B streams past at the bandwidth of the cache it lies
+// in, of which oneDNN's products reach two thirds.
+template <typename gemm_t, int64_t kRows, int64_t kVectors>
+struct FewRows {
+  int64_t K;
+  const gemm_t* A;
+  int64_t lda;
+  const gemm_t* B;
+  int64_t ldb;
+  float* C;
+  int64_t ldc;
+  bool accumulate;
+
+  using lanes_t = Lanes<float>::type;
+  static_assert(Lanes<float>::count == kVector);
+
+  C10_ALWAYS_INLINE void operator()(int64_t begin, int64_t end) const {
+    for (auto column = begin; column < end; column += kVectors * kVector) {
+      columns(column);
+    }
+  }
+
+  C10_ALWAYS_INLINE void columns(int64_t column) const {
+    // Twice, for a chain of additions is longer than a load.
+    lanes_t sums[2][kRows][kVectors] = {};
+    for (int64_t row = 0; accumulate && row < kRows; ++row) {
+      for (int64_t v = 0; v < kVectors; ++v) {
+        load_lanes(C + row * ldc + column + v * kVector, sums[0][row][v]);
+      }
+    }
+    int64_t k = 0;
+    for (; k + 2 <= K; k += 2) {
+      two_rows_of_B(k, column, sums);
+    }
+    if constexpr (kPair<gemm_t> == 1) {
+      for (; k < K; ++k) {
+        one_row_of_B(k, column, sums[0]);
+      }
+    }
+    for (int64_t row = 0; row < kRows; ++row) {
+      for (int64_t v = 0; v < kVectors; ++v) {
+        sums[0][row][v] += sums[1][row][v];
+        store_lanes(sums[0][row][v], C + row * ldc + column + v * kVector);
+      }
+    }
+  }
+
+  C10_ALWAYS_INLINE void two_rows_of_B(
+      int64_t k,
+      int64_t column,
+      lanes_t (&sums)[2][kRows][kVectors]) const {
+    if constexpr (kPair<gemm_t> == 1) {
+      one_row_of_B(k, column, sums[0]);
+      one_row_of_B(k + 1, column, sums[1]);
+    } else {
+      for (int64_t v = 0; v < kVectors; ++v) {
+        pairs(k, column + v * kVector, v, sums);
+      }
+    }
+  }
+
+  C10_ALWAYS_INLINE void one_row_of_B(
+      int64_t k,
+      int64_t column,
+      lanes_t (&sums)[kRows][kVectors]) const {
+    for (int64_t v = 0; v < kVectors; ++v) {
+      lanes_t b;
+      load_lanes(B + k * ldb + column + v * kVector, b);
+      for (int64_t row = 0; row < kRows; ++row) {
+        sums[row][v] += A[row * lda + k] * b;
+      }
+    }
+  }
+
+  // Words of two bfloat16, which are the upper halves of two floats.
+  C10_ALWAYS_INLINE void pairs(
+      int64_t k,
+      int64_t column,
+      int64_t v,
+      lanes_t (&sums)[2][kRows][kVectors]) const {
+    typedef uint32_t words_t __attribute__((vector_size(sizeof(lanes_t))));
+    words_t words;
+    std::memcpy(&words, B + k * ldb + 2 * column, sizeof(words));
+    const words_t low = words << 16;
+    const words_t high = words & 0xffff0000u;
+    lanes_t first, second;
+    std::memcpy(&first, &low, sizeof(first));
+    std::memcpy(&second, &high, sizeof(second));
+    for (int64_t row = 0; row < kRows; ++row) {
+      sums[0][row][v] += load(A[row * lda + k]) * first;
+      sums[1][row][v] += load(A[row * lda + k + 1]) * second;
+    }
+  }
+};
+
+template <typename gemm_t, int64_t kRows>
+void multiply_rows(
+    int64_t N,
+    int64_t K,
+    const gemm_t* A,
+    int64_t lda,
+    const gemm_t* B,
+    int64_t ldb,
+    float* C,
+    int64_t ldc,
+    bool accumulate) {
+  constexpr int64_t kVectors = 3;
+  const auto whole = N / (kVectors * kVector) * kVectors * kVector;
+  vectorized<FewRows<gemm_t, kRows, kVectors>>()(
+      {K, A, lda, B, ldb, C, ldc, accumulate}, 0, whole);
+  if (whole < N) {
+    vectorized<FewRows<gemm_t, kRows, 1>>()(
+        {K, A, lda, B, ldb, C, ldc, accumulate}, whole, N);
+  }
+}
+
+// As gemm(), for any number of rows, N a whole number of vectors, and B packed.
+template <typename gemm_t>
+void gemm_of_rows(
+    int64_t M,
+    int64_t N,
+    int64_t K,
+    const gemm_t* A,
+    int64_t lda,
+    const gemm_t* B,
+    int64_t ldb,
+    at::opmath_type<gemm_t>* C,
+    int64_t ldc,
+    bool accumulate) {
+  if constexpr (!std::is_same_v<gemm_t, double>) {
+    if (N % kVector == 0) {
+      switch (M) {
+        case 1:
+          return multiply_rows<gemm_t, 1>(
+              N, K, A, lda, B, ldb, C, ldc, accumulate);
+        case 2:
+          return multiply_rows<gemm_t, 2>(
+              N, K, A, lda, B, ldb, C, ldc, accumulate);
+      }
+    }
+  }
+  for (int64_t row = 0, rows = 0; row < M; row += rows) {
+    rows = rows_of_block(M - row);
+    gemm<gemm_t>(
+        rows, N, K, A + row * lda, lda, B, ldb, C + row * ldc, ldc, accumulate);
+  }
+}
+
+} // namespace lltm

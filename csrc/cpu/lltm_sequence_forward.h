@@ -1,0 +1,361 @@
+#pragma once
+
+#include "cpu/few_rows.h"
+#include "cpu/gemm.h"
+#include "cpu/lltm_forward_pointwise.h"
+#include "cpu/pack.h"
+#include "cpu/scratch.h"
+#include "cpu/sequence_states.h"
+#include "cpu/team.h"
+#include "cpu/vectorize.h"
+
+#include <ATen/OpMathType.h>
+
+#include <algorithm>
+#include <type_traits>
+#include <vector>
+
+// A whole sequence forward.
+namespace lltm {
+
+// On raw pointers to contiguous memory; batch is that of h0.
+template <typename scalar_t>
+struct SequenceForwardArguments : CellSizes {
+  const std::vector<SequenceStep>& steps;
+  bool packed;
+  const scalar_t* input;
+  const scalar_t* weights;
+  const scalar_t* bias;
+  const scalar_t* h0;
+  const scalar_t* c0;
+  const bool* resets; // null: none
+  scalar_t* output;
+  scalar_t* cells;
+  scalar_t* gates; // null: not wanted
+};
+
+constexpr int64_t units_PerBlock = 64;
+
+// The gates of a step, for blocks of kVector units: from products
+// [rows, 3, kVector] of each, stride apart.
+template <typename scalar_t>
+struct ForwardBlocks {
+  const ForwardArguments<scalar_t>& arguments;
+  int64_t first;
+  const at::opmath_type<scalar_t>* products;
+  int64_t stride;
+  int64_t units;
+
+  C10_ALWAYS_INLINE void operator()(int64_t begin, int64_t end) const {
+    for (int64_t block = begin; block < end; ++block) {
+      const auto unit = block * units;
+      ForwardRows<scalar_t>{
+          {arguments, 0, unit, std::min(units, arguments.state_size - unit)},
+          products + (block - first) * stride,
+          units}(0, arguments.batch);
+    }
+  }
+};
+
+// gates = [old_h, input] @ weights.T, by blocks of hidden units, whose three
+// gates stand side by side in weights that are packed once. Products with input
+// are computed for many steps at once; each step adds those with old_h in place
+// and computes the gates while they lie in the cache.
+template <typename scalar_t, typename gemm_t>
+class SequenceForward {
+ public:
+  explicit SequenceForward(const SequenceForwardArguments<scalar_t>& arguments)
+      : a_(arguments),
+        old_h_{a_.steps, a_.state_size, a_.output, a_.h0, a_.resets},
+        old_cell_{a_.steps, a_.state_size, a_.cells, a_.c0, a_.resets},
+        shape_(shape()),
+        chunks_(sequence_chunks(a_.steps, max_chunk_rows())),
+        most_rows_(most_rows()),
+        weights_(blocks_ * width_ * a_.features()),
+        products_(shape_.slots() * products_per_slot()),
+        rows_(shape_.slots() * 2 * a_.batch * a_.state_size),
+        converted_(kConverts ? shape_.slots() * converted_per_slot() : 0) {}
+
+  void run() {
+    run_team(shape_.slots(), [&](int64_t begin, int64_t end, Barrier& barrier) {
+      run(begin, end, barrier);
+      release_gemm<gemm_t>();
+    });
+  }
+
+ private:
+  using opmath_t = at::opmath_type<scalar_t>;
+  static constexpr bool kConverts = !std::is_same_v<scalar_t, gemm_t>;
+  static constexpr int64_t kProductsInL1 = 4096;
+
+  struct Slot {
+    Part rows;   // of the batch
+    Part blocks; // of units
+    opmath_t* products;
+    scalar_t* old_h;
+    scalar_t* old_cell;
+    gemm_t* converted;
+  };
+
+  // Two vectors, which the compiler makes more of than of one, unless padding
+  // them costs more.
+  int64_t units_per_block() const {
+    const auto size = a_.state_size;
+    const auto padding = round_up(size, 2 * kVector) - round_up(size, kVector);
+    return 8 * padding > size ? kVector : 2 * kVector;
+  }
+
+  TeamShape shape() const {
+    const auto nanoseconds =
+        a_.batch * a_.state_size * (6 * a_.features() / kFlopPerNanosecond + 1);
+    const auto weight_bytes =
+        3 * a_.state_size * a_.state_size * int64_t(sizeof(gemm_t));
+    return team_shape(
+        nanoseconds,
+        a_.steps.size(),
+        max_row_groups(a_.packed, a_.batch, weight_bytes),
+        blocks_);
+  }
+
+  // The products of a chunk fit in half of an L2 cache.
+  int64_t max_chunk_rows() const {
+    constexpr int64_t kBytes = 512 * 1024;
+    return kBytes / (blocks_ * width_ * int64_t(sizeof(opmath_t)));
+  }
+
+  int64_t most_rows() const {
+    int64_t most = 0;
+    for (const auto& chunk : chunks_) {
+      most = std::max(most, chunk.rows);
+    }
+    return most;
+  }
+
+  int64_t products_per_slot() const {
+    const auto groups = shape_.unit_groups;
+    return most_rows_ * ((blocks_ + groups - 1) / groups) * width_;
+  }
+
+  int64_t converted_per_slot() const {
+    return std::max(most_rows_ * a_.input_features, a_.batch * a_.state_size);
+  }
+
+  Slot slot(int64_t i) const {
+    auto* rows = rows_.data() + i * 2 * a_.batch * a_.state_size;
+    return {
+        Part(a_.batch, i / shape_.unit_groups, shape_.row_groups),
+        Part(blocks_, i % shape_.unit_groups, shape_.unit_groups),
+        products_.data() + i * products_per_slot(),
+        rows,
+        rows + a_.batch * a_.state_size,
+        kConverts ? converted_.data() + i * converted_per_slot() : nullptr};
+  }
+
+  void run(int64_t begin, int64_t end, Barrier& barrier) const {
+    for (int64_t i = begin; i < end; ++i) {
+      const Part blocks(blocks_, i, shape_.slots());
+      for (int64_t block = blocks.begin; block < blocks.end; ++block) {
+        pack(block);
+      }
+    }
+    if (!barrier.wait(end - begin)) {
+      return;
+    }
+    for (const auto& chunk : chunks_) {
+      for (int64_t i = begin; i < end; ++i) {
+        multiply_input(slot(i), chunk);
+      }
+      for (int64_t step = chunk.begin; step < chunk.end; ++step) {
+        for (int64_t i = begin; i < end; ++i) {
+          one_step(slot(i), chunk, step);
+        }
+        if (shape_.unit_groups > 1 && !barrier.wait(end - begin)) {
+          return;
+        }
+      }
+    }
+  }
+
+  gemm_t* packed(int64_t block, int64_t feature) const {
+    return weights_.data() + (block * a_.features() + feature) * width_;
+  }
+
+  int64_t units_of(int64_t block) const {
+    return std::min(units_, a_.state_size - block * units_);
+  }
+
+  void pack(int64_t block) const {
+    constexpr auto pair = kPair<gemm_t>;
+    using from_t = std::conditional_t<pair == 2, Pair<scalar_t>, scalar_t>;
+    using to_t = std::conditional_t<pair == 2, Pair<gemm_t>, gemm_t>;
+    const auto features = a_.features();
+    for (int64_t gate = 0; gate < 3; ++gate) {
+      const auto row = gate * a_.state_size + block * units_;
+      vectorized<PackTransposed<from_t, to_t>>()(
+          {reinterpret_cast<const from_t*>(a_.weights + row * features),
+           features / pair,
+           units_of(block),
+           units_,
+           reinterpret_cast<to_t*>(packed(block, 0)) + gate * units_,
+           width_},
+          0,
+          features / pair);
+    }
+  }
+
+  // C [rows, width_] of a block: = or += A @ columns of the packed weights.
+  void multiply(
+      int64_t rows,
+      int64_t size_k,
+      const gemm_t* A,
+      const gemm_t* B,
+      opmath_t* C,
+      bool accumulate) const {
+    for (int64_t k = 0; k < size_k; k += kMaxK) {
+      gemm_of_rows<gemm_t>(
+          rows,
+          width_,
+          std::min(kMaxK, size_k - k),
+          A + k,
+          size_k,
+          B + k * width_,
+          width_,
+          C,
+          width_,
+          accumulate || k > 0);
+    }
+  }
+
+  const gemm_t* convert(
+      const scalar_t* from,
+      int64_t rows,
+      int64_t columns,
+      gemm_t* scratch) const {
+    if constexpr (kConverts) {
+      vectorized<ConvertRows<scalar_t, gemm_t>>()(
+          {from, columns, columns, scratch, columns}, 0, rows);
+      return scratch;
+    } else {
+      return from;
+    }
+  }
+
+  // Rows of a step that belong to a slot.
+  Part rows_of(const Slot& slot, int64_t step) const {
+    auto rows = slot.rows;
+    rows.end = std::min(rows.end, a_.steps[step].rows);
+    return rows;
+  }
+
+  // The products of a step for the first block of a slot.
+  opmath_t* products_of(
+      const Slot& slot,
+      const SequenceChunk& chunk,
+      int64_t step) const {
+    const auto row = shape_.row_groups == 1
+        ? a_.steps[step].first_row - chunk.first_row
+        : (step - chunk.begin) * slot.rows.size();
+    return slot.products + row * width_;
+  }
+
+  int64_t block_stride(const Slot& slot, const SequenceChunk& chunk) const {
+    return width_ *
+        (shape_.row_groups == 1 ? chunk.rows
+                                : (chunk.end - chunk.begin) * slot.rows.size());
+  }
+
+  void multiply_input(const Slot& slot, const SequenceChunk& chunk) const {
+    if (shape_.row_groups == 1) {
+      return multiply_input(
+          slot, chunk, chunk.first_row, chunk.rows, slot.products);
+    }
+    for (int64_t step = chunk.begin; step < chunk.end; ++step) {
+      multiply_input(
+          slot,
+          chunk,
+          a_.steps[step].first_row + slot.rows.begin,
+          slot.rows.size(),
+          products_of(slot, chunk, step));
+    }
+  }
+
+  void multiply_input(
+      const Slot& slot,
+      const SequenceChunk& chunk,
+      int64_t first_row,
+      int64_t rows,
+      opmath_t* products) const {
+    const auto size = a_.input_features;
+    const auto* A =
+        convert(a_.input + first_row * size, rows, size, slot.converted);
+    for (auto block = slot.blocks.begin; block < slot.blocks.end; ++block) {
+      multiply(
+          rows,
+          size,
+          A,
+          packed(block, a_.state_size),
+          products + (block - slot.blocks.begin) * block_stride(slot, chunk),
+          false);
+    }
+  }
+
+  void one_step(const Slot& slot, const SequenceChunk& chunk, int64_t step)
+      const {
+    const auto rows = rows_of(slot, step);
+    if (rows.size() <= 0) {
+      return;
+    }
+    const auto size = a_.state_size;
+    const auto* old_h = old_h_.rows(step, rows.begin, rows.end, slot.old_h);
+    const auto* A = convert(old_h, rows.size(), size, slot.converted);
+    const auto row = a_.steps[step].first_row + rows.begin;
+    const ForwardArguments<scalar_t> arguments{
+        {rows.size(), a_.input_features, size},
+        nullptr,
+        nullptr,
+        a_.bias,
+        old_h,
+        old_cell_.rows(step, rows.begin, rows.end, slot.old_cell),
+        a_.output + row * size,
+        a_.cells + row * size,
+        a_.gates == nullptr ? nullptr : a_.gates + row * 3 * size};
+    const auto stride = block_stride(slot, chunk);
+    auto* products = products_of(slot, chunk, step);
+    // Together, as far as their products fit in L1: gates of few rows have
+    // little to do at once.
+    const auto together =
+        std::max<int64_t>(1, kProductsInL1 / (width_ * rows.size()));
+    for (auto first = slot.blocks.begin; first < slot.blocks.end;
+         first += together) {
+      const auto last = std::min(first + together, slot.blocks.end);
+      for (auto block = first; block < last; ++block) {
+        multiply(
+            rows.size(),
+            size,
+            A,
+            packed(block, 0),
+            products + (block - first) * stride,
+            a_.input_features > 0);
+      }
+      vectorized<ForwardBlocks<scalar_t>>()(
+          {arguments, first, products, stride, units_}, first, last);
+      products += (last - first) * stride;
+    }
+  }
+
+  const SequenceForwardArguments<scalar_t>& a_;
+  const OldStates<scalar_t> old_h_;
+  const OldStates<scalar_t> old_cell_;
+  const int64_t units_ = units_per_block();
+  const int64_t width_ = 3 * units_;
+  const int64_t blocks_ = (a_.state_size + units_ - 1) / units_;
+  const TeamShape shape_;
+  const std::vector<SequenceChunk> chunks_;
+  const int64_t most_rows_;
+  const Scratch<gemm_t> weights_;
+  const Scratch<opmath_t> products_;
+  const Scratch<scalar_t> rows_;
+  const Scratch<gemm_t> converted_;
+};
+
+} // namespace lltm

@@ -1,0 +1,254 @@
+#include "cpu/gemm.h"
+#include "cpu/lltm_forward.h"
+#include "cpu/lltm_sequence_backward.h"
+#include "cpu/lltm_sequence_forward.h"
+#include "cpu/scratch.h"
+#include "cpu/sequence_states.h"
+#include "ops/lltm_sequence.h"
+#include "ops/lltm_sequence_checks.h"
+#include "ops/sequence_steps.h"
+
+#include <ATen/Dispatch.h>
+#include <ATen/OpMathType.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <torch/library.h>
+
+namespace lltm {
+
+namespace {
+
+// With weights as they lie, as a loop over the cell.
+template <typename scalar_t>
+void forward_step_by_step(const SequenceForwardArguments<scalar_t>& a) {
+  const auto size = a.state_size;
+  const OldStates<scalar_t> h{a.steps, size, a.output, a.h0, a.resets};
+  const OldStates<scalar_t> cell{a.steps, size, a.cells, a.c0, a.resets};
+  const Scratch<scalar_t> scratch(2 * a.batch * size);
+  for (size_t i = 0; i < a.steps.size(); ++i) {
+    const auto [row, rows, carried] = a.steps[i];
+    if (rows > 0) {
+      forward_step<scalar_t>({
+          {rows, a.input_features, size},
+          a.input + row * a.input_features,
+          a.weights,
+          a.bias,
+          h.rows(i, 0, rows, scratch.data()),
+          cell.rows(i, 0, rows, scratch.data() + a.batch * size),
+          a.output + row * size,
+          a.cells + row * size,
+          a.gates == nullptr ? nullptr : a.gates + row * 3 * size,
+      });
+    }
+  }
+}
+
+template <typename scalar_t>
+void forward_all_steps(const SequenceForwardArguments<scalar_t>& arguments) {
+  // Of fewer steps the weights are not worth packing, at most sizes.
+  constexpr size_t kSteps = 8;
+  if (arguments.steps.size() < kSteps) {
+    return forward_step_by_step(arguments);
+  }
+  if constexpr (kPair<scalar_t> == 2) {
+    const bool whole_pairs =
+        arguments.state_size % 2 == 0 && arguments.input_features % 2 == 0;
+    if (whole_pairs && has_bfloat16_gemm()) {
+      return SequenceForward<scalar_t, scalar_t>(arguments).run();
+    }
+  }
+  SequenceForward<scalar_t, at::opmath_type<scalar_t>>(arguments).run();
+}
+
+// The sizes of input, but the last.
+at::Tensor empty_rows(const at::Tensor& input, int64_t columns) {
+  auto sizes = input.sizes().vec();
+  sizes.back() = columns;
+  return at::empty(sizes, input.options());
+}
+
+const bool* pointer_or_null(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.const_data_ptr<bool>() : nullptr;
+}
+
+at::Tensor contiguous_or_none(const OptionalTensor& tensor) {
+  return tensor ? tensor->contiguous() : at::Tensor();
+}
+
+template <bool write_gates>
+ForwardWithGatesResult sequence_forward_kernel_impl(
+    const at::Tensor& input,
+    const at::Tensor& weights,
+    const at::Tensor& bias,
+    const at::Tensor& h0,
+    const at::Tensor& c0,
+    const OptionalTensor& batch_sizes,
+    bool reverse,
+    const OptionalTensor& resets) {
+  check_sequence_forward(input, weights, bias, h0, c0, batch_sizes, resets);
+  const auto steps =
+      sequence_steps(kSequenceForward, input, h0, batch_sizes, reverse);
+  const auto state_size = h0.size(1);
+  auto output = empty_rows(input, state_size);
+  auto cells = empty_rows(input, state_size);
+  at::Tensor gates;
+  if constexpr (write_gates) {
+    gates = empty_rows(input, 3 * state_size);
+  }
+  if (output.numel() == 0) {
+    return {std::move(output), std::move(cells), std::move(gates)};
+  }
+  const auto input_ = input.expect_contiguous();
+  const auto weights_ = weights.expect_contiguous();
+  const auto bias_ = bias.expect_contiguous();
+  const auto h0_ = h0.expect_contiguous();
+  const auto c0_ = c0.expect_contiguous();
+  const auto resets_ = contiguous_or_none(resets);
+  AT_DISPATCH_FLOATING_TYPES_AND2(
+      at::kHalf,
+      at::kBFloat16,
+      input.scalar_type(),
+      "lltm_sequence_forward_cpu",
+      [&] {
+        forward_all_steps<scalar_t>({
+            {h0.size(0), input.size(-1), state_size},
+            steps,
+            batch_sizes.has_value(),
+            input_->const_data_ptr<scalar_t>(),
+            weights_->const_data_ptr<scalar_t>(),
+            bias_->const_data_ptr<scalar_t>(),
+            h0_->const_data_ptr<scalar_t>(),
+            c0_->const_data_ptr<scalar_t>(),
+            pointer_or_null(resets_),
+            output.mutable_data_ptr<scalar_t>(),
+            cells.mutable_data_ptr<scalar_t>(),
+            write_gates ? gates.mutable_data_ptr<scalar_t>() : nullptr,
+        });
+      });
+  return {std::move(output), std::move(cells), std::move(gates)};
+}
+
+ForwardResult sequence_forward_kernel(
+    const at::Tensor& input,
+    const at::Tensor& weights,
+    const at::Tensor& bias,
+    const at::Tensor& h0,
+    const at::Tensor& c0,
+    const OptionalTensor& batch_sizes,
+    bool reverse,
+    const OptionalTensor& resets) {
+  auto [output, cells, gates] = sequence_forward_kernel_impl<false>(
+      input, weights, bias, h0, c0, batch_sizes, reverse, resets);
+  return {std::move(output), std::move(cells)};
+}
+
+template <typename scalar_t>
+void backward_all_steps(const SequenceBackwardArguments<scalar_t>& arguments) {
+  if constexpr (kPair<scalar_t> == 2) {
+    if (has_bfloat16_gemm()) {
+      return SequenceBackward<scalar_t, scalar_t>(arguments).run();
+    }
+  }
+  SequenceBackward<scalar_t, at::opmath_type<scalar_t>>(arguments).run();
+}
+
+BackwardResult sequence_backward_kernel(
+    const at::Tensor& grad_output,
+    const at::Tensor& grad_cells,
+    const at::Tensor& output,
+    const at::Tensor& cells,
+    const at::Tensor& gates,
+    const at::Tensor& input,
+    const at::Tensor& weights,
+    const at::Tensor& h0,
+    const OptionalTensor& batch_sizes,
+    bool reverse,
+    const OptionalTensor& resets,
+    OutputMask output_mask) {
+  check_sequence_backward(
+      grad_output,
+      grad_cells,
+      output,
+      cells,
+      gates,
+      input,
+      weights,
+      h0,
+      batch_sizes,
+      resets);
+  const auto steps =
+      sequence_steps(kSequenceBackward, input, h0, batch_sizes, reverse);
+  const auto state_size = h0.size(1);
+  const bool nothing_to_sum = output.numel() == 0;
+  const auto empty = [&](bool wanted, at::IntArrayRef sizes) {
+    if (!wanted) {
+      return at::Tensor();
+    }
+    return nothing_to_sum ? at::zeros(sizes, input.options())
+                          : at::empty(sizes, input.options());
+  };
+  auto d_input = empty(output_mask[0], input.sizes());
+  auto d_weights = empty(output_mask[1], weights.sizes());
+  auto d_bias = empty(output_mask[2], {weights.size(0)});
+  auto d_h0 = empty(output_mask[3], h0.sizes());
+  auto d_c0 = empty(output_mask[4], h0.sizes());
+  if (!nothing_to_sum) {
+    const auto grad_output_ = grad_output.expect_contiguous();
+    const auto grad_cells_ = grad_cells.expect_contiguous();
+    const auto output_ = output.expect_contiguous();
+    const auto cells_ = cells.expect_contiguous();
+    const auto gates_ = gates.expect_contiguous();
+    const auto input_ = input.expect_contiguous();
+    const auto weights_ = weights.expect_contiguous();
+    const auto h0_ = h0.expect_contiguous();
+    const auto resets_ = contiguous_or_none(resets);
+    AT_DISPATCH_FLOATING_TYPES_AND2(
+        at::kHalf,
+        at::kBFloat16,
+        input.scalar_type(),
+        "lltm_sequence_backward_cpu",
+        [&] {
+          const auto pointer = [](const at::Tensor& tensor) {
+            return tensor.defined() ? tensor.mutable_data_ptr<scalar_t>()
+                                    : nullptr;
+          };
+          backward_all_steps<scalar_t>({
+              {h0.size(0), input.size(-1), state_size},
+              steps,
+              batch_sizes.has_value(),
+              grad_output_->const_data_ptr<scalar_t>(),
+              grad_cells_->const_data_ptr<scalar_t>(),
+              output_->const_data_ptr<scalar_t>(),
+              cells_->const_data_ptr<scalar_t>(),
+              gates_->const_data_ptr<scalar_t>(),
+              input_->const_data_ptr<scalar_t>(),
+              weights_->const_data_ptr<scalar_t>(),
+              h0_->const_data_ptr<scalar_t>(),
+              pointer_or_null(resets_),
+              pointer(d_input),
+              pointer(d_weights),
+              pointer(d_bias),
+              pointer(d_h0),
+              pointer(d_c0),
+          });
+        });
+  }
+  return {
+      std::move(d_input),
+      std::move(d_weights),
+      std::move(d_bias),
+      std::move(d_h0),
+      std::move(d_c0)};
+}
+
+} // namespace
+
+TORCH_LIBRARY_IMPL(lltm, CPU, m) {
+  m.impl("sequence_forward", TORCH_FN(sequence_forward_kernel));
+  m.impl(
+      "_sequence_forward_with_gates",
+      TORCH_FN(sequence_forward_kernel_impl<true>));
+  m.impl("sequence_backward", TORCH_FN(sequence_backward_kernel));
+}
+
+} // namespace lltm

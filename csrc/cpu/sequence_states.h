@@ -1,0 +1,86 @@
+#pragma once
+
+#include "ops/sequence_steps.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+namespace lltm {
+
+// The states that the steps of a sequence begin with, out of all states and the
+// initial ones: rows of state_size.
+template <typename scalar_t>
+struct OldStates {
+  const std::vector<SequenceStep>& steps;
+  int64_t state_size;
+  const scalar_t* states;
+  const scalar_t* initial;
+  const bool* resets; // null: none
+
+  // Of rows [begin, end) of a step: where they lie, or scratch, if they do not
+  // lie together.
+  const scalar_t*
+  rows(int64_t step, int64_t begin, int64_t end, scalar_t* scratch) const {
+    const auto carried = steps[step].carried;
+    if (!any_reset(step, begin, end)) {
+      if (end <= carried) {
+        return carried_row(step, begin);
+      }
+      if (begin >= carried) {
+        return initial + begin * state_size;
+      }
+    }
+    for (int64_t row = begin; row < end; ++row) {
+      auto* to = scratch + (row - begin) * state_size;
+      if (any_reset(step, row, row + 1)) {
+        std::fill_n(to, state_size, scalar_t(0));
+      } else {
+        const auto* from =
+            row < carried ? carried_row(step, row) : initial + row * state_size;
+        std::memcpy(to, from, state_size * sizeof(scalar_t));
+      }
+    }
+    return scratch;
+  }
+
+  bool any_reset(int64_t step, int64_t begin, int64_t end) const {
+    const auto first = steps[step].first_row;
+    return resets != nullptr &&
+        std::memchr(resets + first + begin, 1, end - begin) != nullptr;
+  }
+
+ private:
+  const scalar_t* carried_row(int64_t step, int64_t row) const {
+    return states + (steps[step - 1].first_row + row) * state_size;
+  }
+};
+
+// Steps that are computed together, and their rows, which lie together.
+struct SequenceChunk {
+  int64_t begin;
+  int64_t end;
+  int64_t first_row;
+  int64_t rows;
+};
+
+// Chunks of at most so many rows, but of one step at least.
+inline std::vector<SequenceChunk> sequence_chunks(
+    const std::vector<SequenceStep>& steps,
+    int64_t max_rows) {
+  std::vector<SequenceChunk> chunks;
+  for (int64_t i = 0; i < static_cast<int64_t>(steps.size()); ++i) {
+    const auto& step = steps[i];
+    if (chunks.empty() || chunks.back().rows + step.rows > max_rows) {
+      chunks.push_back({i, i, step.first_row, 0});
+    }
+    auto& chunk = chunks.back();
+    chunk.end = i + 1;
+    chunk.first_row = std::min(chunk.first_row, step.first_row);
+    chunk.rows += step.rows;
+  }
+  return chunks;
+}
+
+} // namespace lltm

@@ -1,0 +1,141 @@
+#pragma once
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <thread>
+
+// Threads that wait for one another inside one parallel region: a region for
+// every step of a sequence would cost more than most steps.
+namespace lltm {
+
+class Barrier {
+ public:
+  explicit Barrier(int64_t slots) : slots_(slots), missing_(slots) {}
+
+  // Waits until all slots have come, of which the caller stands for so many.
+  // False: one of them has failed, and the others must return.
+  bool wait(int64_t slots) {
+    if (slots == slots_) {
+      return true;
+    }
+    const auto phase = phase_.load(std::memory_order_relaxed);
+    if (missing_.fetch_sub(slots, std::memory_order_acq_rel) == slots) {
+      missing_.store(slots_, std::memory_order_relaxed);
+      phase_.store(phase + 1, std::memory_order_release);
+      return !failed();
+    }
+    // Longer than a step takes; after that, the one that is missing may be
+    // waiting for this very core.
+    constexpr int kSpins = 20000;
+    for (int spin = 0; phase_.load(std::memory_order_acquire) == phase;
+         ++spin) {
+      if (failed()) {
+        return false;
+      }
+      if (spin < kSpins) {
+        pause();
+      } else {
+        std::this_thread::yield();
+      }
+    }
+    return !failed();
+  }
+
+  void fail() {
+    failed_.store(true, std::memory_order_relaxed);
+  }
+
+ private:
+  static void pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+  }
+
+  bool failed() const {
+    return failed_.load(std::memory_order_relaxed);
+  }
+
+  const int64_t slots_;
+  // On cache lines of their own: those who wait read only the second.
+  alignas(64) std::atomic<int64_t> missing_;
+  alignas(64) std::atomic<int64_t> phase_{0};
+  std::atomic<bool> failed_{false};
+};
+
+// Calls body(begin, end, barrier) on threads at the same time, which divide the
+// slots. They may be fewer than slots: in a parallel region there is one.
+template <typename Body>
+void run_team(int64_t slots, const Body& body) {
+  Barrier barrier(slots);
+#if AT_PARALLEL_OPENMP
+  at::parallel_for(0, slots, 1, [&](int64_t begin, int64_t end) {
+    try {
+      body(begin, end, barrier);
+    } catch (...) {
+      barrier.fail();
+      throw;
+    }
+  });
+#else
+  // A pool of threads runs its tasks when it can, not all at the same time.
+  body(int64_t(0), slots, barrier);
+#endif
+}
+
+// How the threads divide each step: first the rows of the batch, which need
+// no barrier, then hidden units.
+struct TeamShape {
+  int64_t row_groups;
+  int64_t unit_groups;
+
+  int64_t slots() const {
+    return row_groups * unit_groups;
+  }
+};
+
+// Row groups read all weights each: many, where these fit in the cache of a
+// core, else only if products with so many rows take longer than reading them.
+// The rows of a packed sequence become fewer, and would leave threads idle.
+inline int64_t
+max_row_groups(bool packed, int64_t batch, int64_t weight_bytes) {
+  constexpr int64_t kCache = 512 * 1024;
+  return packed ? 1 : batch / (weight_bytes <= kCache ? 8 : 32);
+}
+
+// nanoseconds: of one step on one thread.
+inline TeamShape team_shape(
+    int64_t nanoseconds,
+    int64_t steps,
+    int64_t max_row_groups,
+    int64_t max_unit_groups) {
+  // Waking threads costs 1 to 3 us, and a barrier some 200 ns.
+  constexpr int64_t kWake = 5000;
+  constexpr int64_t kStep = 500;
+  const int64_t threads = at::in_parallel_region() ? 1 : at::get_num_threads();
+  const auto worth = std::min(threads, nanoseconds * steps / kWake);
+  const auto row_groups = std::max<int64_t>(1, std::min(worth, max_row_groups));
+  const auto unit_groups = std::min(
+      {worth / row_groups, max_unit_groups, nanoseconds / row_groups / kStep});
+  return {row_groups, std::max<int64_t>(1, unit_groups)};
+}
+
+// Of n, what part i of parts gets.
+struct Part {
+  int64_t begin;
+  int64_t end;
+
+  Part(int64_t n, int64_t i, int64_t parts)
+      : begin(n * i / parts), end(n * (i + 1) / parts) {}
+
+  int64_t size() const {
+    return end - begin;
+  }
+};
+
+} // namespace lltm

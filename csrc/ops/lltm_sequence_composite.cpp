@@ -1,0 +1,252 @@
+#include "ops/lltm_sequence_composite.h"
+
+#include "ops/lltm_composite.h"
+#include "ops/lltm_linear.h"
+#include "ops/lltm_sequence_checks.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <torch/library.h>
+
+#include <algorithm>
+
+namespace lltm {
+
+namespace composite {
+
+namespace {
+
+// A row for each row of input: [rows, ...].
+at::Tensor as_rows(const at::Tensor& tensor, const OptionalTensor& packed) {
+  return packed ? tensor : tensor.flatten(0, 1);
+}
+
+OptionalTensor as_rows(
+    const OptionalTensor& tensor,
+    const OptionalTensor& packed) {
+  return tensor ? as_rows(*tensor, packed) : tensor;
+}
+
+// Rows, with the sizes of input but the last.
+at::Tensor like_input(const at::Tensor& rows, const at::Tensor& input) {
+  auto sizes = input.sym_sizes().vec();
+  sizes.back() = rows.sym_size(1);
+  return rows.view_symint(sizes);
+}
+
+at::Tensor of_step(const at::Tensor& rows, const SequenceStep& step) {
+  return rows.narrow(0, step.first_row, step.rows);
+}
+
+// Rows of tensors that stand in the order of steps. Where there is none, as
+// many columns as like has.
+at::Tensor in_order_of_time(
+    std::vector<at::Tensor> tensors,
+    bool reverse,
+    const at::Tensor& like) {
+  if (tensors.empty()) {
+    return like.new_empty_symint({0, like.sym_size(1)});
+  }
+  if (reverse) {
+    std::reverse(tensors.begin(), tensors.end());
+  }
+  return at::cat(tensors, 0);
+}
+
+// before: the state after the step before, of which the first rows go on.
+at::Tensor old_state(
+    const SequenceStep& step,
+    const at::Tensor& before,
+    const at::Tensor& initial,
+    const OptionalTensor& resets) {
+  const auto begun = initial.narrow(0, step.carried, step.rows - step.carried);
+  auto state = step.carried == 0
+      ? begun
+      : at::cat({before.narrow(0, 0, step.carried), begun}, 0);
+  return resets ? state.masked_fill(of_step(*resets, step).unsqueeze(1), 0)
+                : state;
+}
+
+} // namespace
+
+at::Tensor old_states(
+    const std::vector<SequenceStep>& steps,
+    const at::Tensor& states,
+    const at::Tensor& initial,
+    bool reverse,
+    const OptionalTensor& resets) {
+  std::vector<at::Tensor> tensors;
+  tensors.reserve(steps.size());
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const auto before = i == 0 ? initial : of_step(states, steps[i - 1]);
+    tensors.push_back(old_state(steps[i], before, initial, resets));
+  }
+  return in_order_of_time(std::move(tensors), reverse, initial);
+}
+
+ForwardWithGatesResult sequence_forward_with_gates(
+    const at::Tensor& input,
+    const at::Tensor& weights,
+    const at::Tensor& bias,
+    const at::Tensor& h0,
+    const at::Tensor& c0,
+    const OptionalTensor& batch_sizes,
+    bool reverse,
+    const OptionalTensor& resets) {
+  check_sequence_forward(input, weights, bias, h0, c0, batch_sizes, resets);
+  const auto steps =
+      sequence_steps(kSequenceForward, input, h0, batch_sizes, reverse);
+  const auto input_rows = as_rows(input, batch_sizes);
+  const auto reset_rows = as_rows(resets, batch_sizes);
+  std::vector<at::Tensor> outputs, cells, gates;
+  auto h = h0;
+  auto cell = c0;
+  for (const auto& step : steps) {
+    at::Tensor activated;
+    std::tie(h, cell, activated) = forward_with_gates(
+        of_step(input_rows, step),
+        weights,
+        bias,
+        old_state(step, h, h0, reset_rows),
+        old_state(step, cell, c0, reset_rows));
+    outputs.push_back(h);
+    cells.push_back(cell);
+    gates.push_back(std::move(activated));
+  }
+  const auto no_gates = weights.t();
+  return {
+      like_input(in_order_of_time(std::move(outputs), reverse, h0), input),
+      like_input(in_order_of_time(std::move(cells), reverse, c0), input),
+      like_input(in_order_of_time(std::move(gates), reverse, no_gates), input)};
+}
+
+ForwardResult sequence_forward(
+    const at::Tensor& input,
+    const at::Tensor& weights,
+    const at::Tensor& bias,
+    const at::Tensor& h0,
+    const at::Tensor& c0,
+    const OptionalTensor& batch_sizes,
+    bool reverse,
+    const OptionalTensor& resets) {
+  auto [output, cells, gates] = sequence_forward_with_gates(
+      input, weights, bias, h0, c0, batch_sizes, reverse, resets);
+  return {std::move(output), std::move(cells)};
+}
+
+at::Tensor sequence_gates(
+    const at::Tensor& output,
+    const at::Tensor& input,
+    const at::Tensor& weights,
+    const at::Tensor& bias,
+    const at::Tensor& h0,
+    const OptionalTensor& batch_sizes,
+    bool reverse,
+    const OptionalTensor& resets) {
+  const auto steps =
+      sequence_steps(kSequenceForward, input, h0, batch_sizes, reverse);
+  const auto old_h = old_states(
+      steps,
+      as_rows(output, batch_sizes),
+      h0,
+      reverse,
+      as_rows(resets, batch_sizes));
+  return like_input(
+      gates(as_rows(input, batch_sizes), weights, bias, old_h), input);
+}
+
+BackwardResult sequence_backward(
+    const at::Tensor& grad_output,
+    const at::Tensor& grad_cells,
+    const at::Tensor& output,
+    const at::Tensor& cells,
+    const at::Tensor& gates,
+    const at::Tensor& input,
+    const at::Tensor& weights,
+    const at::Tensor& h0,
+    const OptionalTensor& batch_sizes,
+    bool reverse,
+    const OptionalTensor& resets,
+    OutputMask output_mask) {
+  check_sequence_backward(
+      grad_output,
+      grad_cells,
+      output,
+      cells,
+      gates,
+      input,
+      weights,
+      h0,
+      batch_sizes,
+      resets);
+  const auto steps =
+      sequence_steps(kSequenceBackward, input, h0, batch_sizes, reverse);
+  const auto rows = [&](const at::Tensor& tensor) {
+    return as_rows(tensor, batch_sizes);
+  };
+  const auto grad_h_rows = rows(grad_output);
+  const auto grad_cell_rows = rows(grad_cells);
+  const auto cell_rows = rows(cells);
+  const auto gate_rows = rows(gates);
+  const auto input_rows = rows(input);
+  const auto reset_rows = as_rows(resets, batch_sizes);
+  const auto old_h = old_states(steps, rows(output), h0, reverse, reset_rows);
+  auto d_h = h0.new_zeros_symint(h0.sym_sizes());
+  auto d_cell = d_h;
+  std::vector<at::Tensor> d_gates;
+  for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
+    // Into the state that the step began with; what began later is kept.
+    const auto carry = [&](at::Tensor gradient, const at::Tensor& kept) {
+      if (reset_rows) {
+        gradient =
+            gradient.masked_fill(of_step(*reset_rows, *step).unsqueeze(1), 0);
+      }
+      const auto rest = kept.size(0) - step->rows;
+      return rest == 0 ? gradient
+                       : at::cat({gradient, kept.narrow(0, step->rows, rest)});
+    };
+    auto [d_gates_of_step, d_cell_of_step] = gate_gradients(
+        of_step(grad_h_rows, *step) + d_h.narrow(0, 0, step->rows),
+        of_step(grad_cell_rows, *step) + d_cell.narrow(0, 0, step->rows),
+        of_step(cell_rows, *step),
+        of_step(gate_rows, *step));
+    const auto d_h_of_step = std::get<3>(linear_gates_backward(
+        d_gates_of_step,
+        {},
+        of_step(input_rows, *step),
+        weights,
+        of_step(old_h, *step),
+        {false, false, false, true, false}));
+    d_h = carry(d_h_of_step, d_h);
+    d_cell = carry(d_cell_of_step, d_cell);
+    d_gates.push_back(std::move(d_gates_of_step));
+  }
+  const auto no_gates = weights.t();
+  auto [d_input, d_weights, d_bias, none, nothing] = linear_gates_backward(
+      in_order_of_time(std::move(d_gates), !reverse, no_gates),
+      {},
+      input_rows,
+      weights,
+      old_h,
+      {output_mask[0], output_mask[1], output_mask[2], false, false});
+  // clone: where no step ran, both are one tensor of zeros.
+  return {
+      output_mask[0] ? like_input(d_input, input) : at::Tensor(),
+      d_weights,
+      d_bias,
+      output_mask[3] ? d_h : at::Tensor(),
+      output_mask[4] ? (steps.empty() ? d_cell.clone() : d_cell)
+                     : at::Tensor()};
+}
+
+} // namespace composite
+
+TORCH_LIBRARY_IMPL(lltm, CompositeExplicitAutograd, m) {
+  m.impl("sequence_forward", TORCH_FN(composite::sequence_forward));
+  m.impl(
+      "_sequence_forward_with_gates",
+      TORCH_FN(composite::sequence_forward_with_gates));
+  m.impl("sequence_backward", TORCH_FN(composite::sequence_backward));
+}
+
+} // namespace lltm

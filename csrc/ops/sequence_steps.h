@@ -1,0 +1,26 @@
+#pragma once
+
+#include "ops/lltm_sequence.h"
+
+#include <vector>
+
+namespace lltm {
+
+// Of tensors [rows, ...]: all rows of a sequence, one step after the other.
+struct SequenceStep {
+  int64_t first_row;
+  int64_t rows;
+  // Of these, as many go on from the state of the step before; the rest begin
+  // with the initial state.
+  int64_t carried;
+};
+
+// The steps in the order in which they run. Checks the values of batch_sizes.
+std::vector<SequenceStep> sequence_steps(
+    const char* op,
+    const at::Tensor& input,
+    const at::Tensor& h0,
+    const OptionalTensor& batch_sizes,
+    bool reverse);
+
+} // namespace lltm

@@ -1,0 +1,32 @@
+"""Lets the sequence operators take batch_sizes, which lie on the CPU, beside fake CUDA tensors.
+
+Fake tensors infer the device of the results from the arguments, and want them all on one. What
+PyTorch offers in public for that, ``register_fake``, excludes the Meta kernels of C++, which
+programs without Python need.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch._subclasses.fake_impls import register_op_impl
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+
+def register() -> None:
+    """To be called once, after the operators were loaded."""
+    for name in ("sequence_forward", "_sequence_forward_with_gates", "sequence_backward"):
+        register_op_impl(getattr(torch.ops.lltm, name).default)(_without_other_devices)
+
+
+def _without_other_devices(mode: FakeTensorMode, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    names = [argument.name for argument in op._schema.arguments]
+    arguments = dict(zip(names, args, strict=False)) | kwargs
+    input, batch_sizes = arguments["input"], arguments.get("batch_sizes")
+    if batch_sizes is None or batch_sizes.device == input.device:
+        return NotImplemented  # as any other operator
+    with mode:
+        arguments["batch_sizes"] = torch.empty_like(batch_sizes, device=input.device)
+        return op(**arguments)
