@@ -3,7 +3,15 @@ runs on the GPU too."""
 
 import pytest
 import torch
-from common import assert_matches_float64, double, gradients, needs_cuda, sample_inputs
+from common import (
+    assert_matches_float64,
+    double,
+    each_sequence_kind,
+    gradients,
+    needs_cuda,
+    sample_inputs,
+    sequence_inputs,
+)
 
 import lltm_ops
 
@@ -79,6 +87,54 @@ def test_graph_capture_and_replay():
     graph.replay()
     torch.cuda.synchronize()
     for ours, eager in zip(captured, step(), strict=True):
+        torch.testing.assert_close(ours, eager)
+
+
+@each_sequence_kind
+def test_sequences_do_not_synchronise(kind, errors_on_synchronisation):
+    inputs = sequence_inputs("cuda", kind=kind, requires_grad=True)
+    output, cells = torch.ops.lltm.sequence_forward(*inputs)
+    torch.autograd.backward((output, cells), (output.detach(), cells.detach()))
+
+
+@each_sequence_kind
+def test_sequences_run_on_the_current_stream(kind):
+    inputs = sequence_inputs("cuda", shape=(6, 16, 32, 128), kind=kind)
+    expected = torch.ops.lltm.sequence_forward(*inputs)
+    late = torch.zeros_like(inputs[0])
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda._sleep(50_000_000)
+        late.copy_(inputs[0])
+        outputs = torch.ops.lltm.sequence_forward(late, *inputs[1:])
+    torch.cuda.synchronize()
+    for ours, exact in zip(outputs, expected, strict=True):
+        torch.testing.assert_close(ours, exact)
+
+
+@each_sequence_kind
+def test_graph_capture_and_replay_of_sequences(kind):
+    inputs = sequence_inputs("cuda", kind=kind, requires_grad=True)
+
+    def run():
+        outputs = torch.ops.lltm.sequence_forward(*inputs)
+        return (*outputs, *torch.autograd.grad(sum(o.sum() for o in outputs), inputs[:5]))
+
+    warm_up = torch.cuda.Stream()
+    warm_up.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(warm_up):
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream().wait_stream(warm_up)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = run()
+    with torch.no_grad():
+        for tensor in inputs[:5]:
+            tensor.mul_(0.5)
+    graph.replay()
+    torch.cuda.synchronize()
+    for ours, eager in zip(captured, run(), strict=True):
         torch.testing.assert_close(ours, eager)
 
 

@@ -320,7 +320,7 @@ class SequenceBackward {
     const Sums sums(a_);
     const auto units = 3 * a_.state_size;
     const auto ld = round_up(units, kPair<gemm_t>);
-    const auto most = most_rows();
+    const auto most = most_rows(chunks_);
     const Scratch<gemm_t> rows(most * ld);
     const Scratch<gemm_t> columns(
         wants_columns_ ? units * padded_batch<gemm_t>(most) : 0);
@@ -375,14 +375,6 @@ class SequenceBackward {
     opmath_t* const d_weights;
     opmath_t* const d_bias;
   };
-
-  int64_t most_rows() const {
-    int64_t most = 0;
-    for (const auto& chunk : chunks_) {
-      most = std::max(most, chunk.rows);
-    }
-    return most;
-  }
 
   static void finish(const opmath_t* from, scalar_t* to, int64_t size) {
     if (to != nullptr && static_cast<const void*>(from) != to) {

@@ -70,7 +70,7 @@ class SequenceForward {
         old_cell_{a_.steps, a_.state_size, a_.cells, a_.c0, a_.resets},
         shape_(shape()),
         chunks_(sequence_chunks(a_.steps, max_chunk_rows())),
-        most_rows_(most_rows()),
+        most_rows_(most_rows(chunks_)),
         weights_(blocks_ * width_ * a_.features()),
         products_(shape_.slots() * products_per_slot()),
         rows_(shape_.slots() * 2 * a_.batch * a_.state_size),
@@ -121,14 +121,6 @@ class SequenceForward {
   int64_t max_chunk_rows() const {
     constexpr int64_t kBytes = 512 * 1024;
     return kBytes / (blocks_ * width_ * int64_t(sizeof(opmath_t)));
-  }
-
-  int64_t most_rows() const {
-    int64_t most = 0;
-    for (const auto& chunk : chunks_) {
-      most = std::max(most, chunk.rows);
-    }
-    return most;
   }
 
   int64_t products_per_slot() const {

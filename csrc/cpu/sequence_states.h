@@ -57,30 +57,4 @@ struct OldStates {
   }
 };
 
-// Steps that are computed together, and their rows, which lie together.
-struct SequenceChunk {
-  int64_t begin;
-  int64_t end;
-  int64_t first_row;
-  int64_t rows;
-};
-
-// Chunks of at most so many rows, but of one step at least.
-inline std::vector<SequenceChunk> sequence_chunks(
-    const std::vector<SequenceStep>& steps,
-    int64_t max_rows) {
-  std::vector<SequenceChunk> chunks;
-  for (int64_t i = 0; i < static_cast<int64_t>(steps.size()); ++i) {
-    const auto& step = steps[i];
-    if (chunks.empty() || chunks.back().rows + step.rows > max_rows) {
-      chunks.push_back({i, i, step.first_row, 0});
-    }
-    auto& chunk = chunks.back();
-    chunk.end = i + 1;
-    chunk.first_row = std::min(chunk.first_row, step.first_row);
-    chunk.rows += step.rows;
-  }
-  return chunks;
-}
-
 } // namespace lltm

@@ -90,4 +90,29 @@ std::vector<SequenceStep> sequence_steps(
   return steps;
 }
 
+std::vector<SequenceChunk> sequence_chunks(
+    const std::vector<SequenceStep>& steps,
+    int64_t max_rows) {
+  std::vector<SequenceChunk> chunks;
+  for (int64_t i = 0; i < static_cast<int64_t>(steps.size()); ++i) {
+    const auto& step = steps[i];
+    if (chunks.empty() || chunks.back().rows + step.rows > max_rows) {
+      chunks.push_back({i, i, step.first_row, 0});
+    }
+    auto& chunk = chunks.back();
+    chunk.end = i + 1;
+    chunk.first_row = std::min(chunk.first_row, step.first_row);
+    chunk.rows += step.rows;
+  }
+  return chunks;
+}
+
+int64_t most_rows(const std::vector<SequenceChunk>& chunks) {
+  int64_t most = 0;
+  for (const auto& chunk : chunks) {
+    most = std::max(most, chunk.rows);
+  }
+  return most;
+}
+
 } // namespace lltm

@@ -23,4 +23,20 @@ std::vector<SequenceStep> sequence_steps(
     const OptionalTensor& batch_sizes,
     bool reverse);
 
+// Steps that are computed together, and their rows, which lie together.
+struct SequenceChunk {
+  int64_t begin;
+  int64_t end;
+  int64_t first_row;
+  int64_t rows;
+};
+
+// Chunks of at most so many rows, but of one step at least.
+std::vector<SequenceChunk> sequence_chunks(
+    const std::vector<SequenceStep>& steps,
+    int64_t max_rows);
+
+// Of the largest chunk.
+int64_t most_rows(const std::vector<SequenceChunk>& chunks);
+
 } // namespace lltm
