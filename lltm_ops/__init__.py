@@ -6,10 +6,27 @@ Importing this makes ``torch.ops.lltm.*`` live: from Python, TorchScript, torch.
 from lltm_ops import _fake_tensors, _library
 from lltm_ops._library import build_info
 from lltm_ops._version import __version__
-from lltm_ops.functional import backward, forward, reference
-from lltm_ops.modules import LLTMCell
+from lltm_ops.cell import LLTMCell
+from lltm_ops.functional import (
+    backward,
+    forward,
+    reference,
+    sequence_backward,
+    sequence_forward,
+)
+from lltm_ops.layer import LLTM
 
 _library.load()
 _fake_tensors.register()
 
-__all__ = ["LLTMCell", "__version__", "backward", "build_info", "forward", "reference"]
+__all__ = [
+    "LLTM",
+    "LLTMCell",
+    "__version__",
+    "backward",
+    "build_info",
+    "forward",
+    "reference",
+    "sequence_backward",
+    "sequence_forward",
+]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Optional
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -78,6 +80,98 @@ def backward(
     """
     return torch.ops.lltm.backward(  # type: ignore[no-any-return]
         grad_h, grad_cell, new_cell, gates, input, weights, old_h, output_mask
+    )
+
+
+def sequence_forward(
+    input: Tensor,
+    weights: Tensor,
+    bias: Tensor,
+    h0: Tensor,
+    c0: Tensor,
+    batch_sizes: Optional[Tensor] = None,  # noqa: UP045
+    reverse: bool = False,
+    resets: Optional[Tensor] = None,  # noqa: UP045
+) -> tuple[Tensor, Tensor]:
+    """:func:`forward` for all steps of a sequence, in one operator.
+
+    Everything said there holds here; :class:`lltm_ops.LLTM` is the layer made of it.
+
+    Args:
+        input: ``[time, batch, input_features]``; or, with ``batch_sizes``, packed
+            ``[sum(batch_sizes), input_features]``. All sizes may be 0.
+        weights, bias: as for :func:`forward`.
+        h0, c0: the state before the first step, ``[batch, state_size]``.
+        batch_sizes: of a :class:`torch.nn.utils.rnn.PackedSequence`: how many sequences have so
+            many steps, int64 ``[time]`` on the CPU, never increasing, the first of them ``batch``.
+        reverse: from the last step to the first.
+        resets: bool, of the sizes of ``input`` but the last. Where true, the step begins with
+            zeros instead of the state of the step before it, and no gradient passes.
+
+    Returns:
+        ``(output, cells)``: hidden and cell state after each step, of the sizes of ``input`` with
+        ``state_size`` for ``input_features``, contiguous.
+
+    Raises:
+        RuntimeError: if an argument is undefined, sparse, or of the wrong device, dtype, shape, or
+            if ``batch_sizes`` do not belong to ``input`` and ``h0``.
+
+    Source: ``csrc/ops/lltm_sequence.cpp`` (schema), ``csrc/cpu/lltm_sequence_kernel.cpp``,
+    ``csrc/cuda/lltm_sequence_kernel.cu``. The same as ``torch.ops.lltm.sequence_forward``.
+    """
+    return torch.ops.lltm.sequence_forward(  # type: ignore[no-any-return]
+        input, weights, bias, h0, c0, batch_sizes, reverse, resets
+    )
+
+
+def sequence_backward(
+    grad_output: Tensor,
+    grad_cells: Tensor,
+    output: Tensor,
+    cells: Tensor,
+    gates: Tensor,
+    input: Tensor,
+    weights: Tensor,
+    h0: Tensor,
+    batch_sizes: Tensor | None = None,
+    reverse: bool = False,
+    resets: Tensor | None = None,
+    output_mask: tuple[bool, bool, bool, bool, bool] = (True, True, True, True, True),
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of a sequence. Autograd calls this.
+
+    Args:
+        grad_output, grad_cells: gradients of ``output`` and ``cells``, and of their sizes.
+        output, cells: as :func:`sequence_forward` returned them.
+        gates: the activated gates of all steps, the third output of
+            ``torch.ops.lltm._sequence_forward_with_gates``: of the sizes of ``output``, with
+            ``3 * state_size`` for ``state_size``.
+        input, weights, h0, batch_sizes, reverse, resets: as given to :func:`sequence_forward`.
+        output_mask: which of the five gradients to compute.
+
+    Returns:
+        ``(d_input, d_weights, d_bias, d_h0, d_c0)``, each of the shape of its argument and
+        contiguous, ``None`` where ``output_mask`` is false.
+
+    Raises:
+        RuntimeError: as :func:`sequence_forward`.
+
+    Source: the files of :func:`sequence_forward`. The same as
+    ``torch.ops.lltm.sequence_backward``.
+    """
+    return torch.ops.lltm.sequence_backward(  # type: ignore[no-any-return]
+        grad_output,
+        grad_cells,
+        output,
+        cells,
+        gates,
+        input,
+        weights,
+        h0,
+        batch_sizes,
+        reverse,
+        resets,
+        output_mask,
     )
 
 

@@ -1,0 +1,438 @@
+"""The LLTM as a layer over whole sequences, called like :class:`torch.nn.LSTM`."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import warnings
+from typing import Any, List, Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+
+# TorchScript reads the annotations of methods, and knows neither tuple[] nor "|" on old Pythons.
+class LLTM(nn.Module):
+    """Layers of LLTM cells, each run over the whole sequence by one operator.
+
+    Args:
+        input_size: features of the input.
+        hidden_size: size of the hidden and of the cell state.
+        num_layers: each takes the output of the one before.
+        bias: if false, there is none.
+        batch_first: input and output are ``[batch, time, ...]`` instead of ``[time, batch, ...]``.
+        dropout: probability with which, in training, an element of a layer's output is zeroed
+            before the next layer.
+        bidirectional: a second cell in each layer runs from the last step to the first.
+        device: of the parameters.
+        dtype: of the parameters: float64, float32, bfloat16 or float16.
+        return_cells: whether a call returns the cell states of all steps as a third result.
+        variational_dropout: ``dropout`` zeroes the same elements at all steps of a sequence.
+        recurrent_dropout: probability with which, in training, an element of ``h`` is zeroed on
+            its way into the next step, the same elements at all steps (Gal and Ghahramani, 2016).
+        zoneout: probability with which, in training, a unit keeps its ``h``, and independently its
+            ``c``, of the step before; in evaluation, their expectation (Krueger et al., 2017).
+        layer_norm: the pre-activations of each gate are normalised over units, scaled, and only
+            then shifted by ``bias``; the cell state is normalised, scaled and shifted on its way
+            into tanh (Ba et al., 2016).
+
+    The last three (``recurrent_dropout`` only in training) run step by step, out of the cell or,
+    for ``layer_norm``, out of plain PyTorch: several times as long, and unrolled by torch.compile.
+
+    Inputs: ``input, (h_0, c_0), resets``
+        ``input`` is ``[time, batch, input_size]``, ``[time, input_size]`` or a
+        :class:`~torch.nn.utils.rnn.PackedSequence`, sorted or not. ``h_0`` and ``c_0`` are
+        ``[num_layers * directions, batch, hidden_size]``, without batch if ``input`` has none, and
+        default to zeros. ``resets`` are bool, of the sizes of ``input`` but the last (packed: of
+        the rows of ``input.data``): where true, a step begins with zeros instead of the state of
+        the step before it.
+
+    Outputs: ``output, (h_n, c_n)``, and ``cells`` with ``return_cells``
+        ``output`` is the hidden state of the last layer after each step, ``[time, batch,
+        directions * hidden_size]``, packed if ``input`` is; ``cells``, likewise, its cell state.
+        ``h_n`` and ``c_n`` are the state after the last step, of the sizes of ``h_0``.
+
+    Attributes:
+        weights_l0, weights_l0_reverse, weights_l1, ...: ``[3 * hidden_size, hidden_size +
+            features of the layer's input]``, as of :class:`lltm_ops.LLTMCell`.
+        bias_l0, ...: ``[3 * hidden_size]``, unless ``bias`` is false.
+        layer_norm_weight_l0, layer_norm_bias_l0, ...: with ``layer_norm``, the scales of three
+            gates and of the cell state ``[4 * hidden_size]``, and its shift ``[hidden_size]``.
+
+    Raises:
+        ValueError: from the constructor, for sizes and probabilities that there are not.
+        RuntimeError: from the call, as :func:`lltm_ops.sequence_forward`.
+
+    Example::
+
+        >>> layer = lltm_ops.LLTM(10, 20, num_layers=2)
+        >>> output, (h_n, c_n) = layer(torch.randn(5, 3, 10))
+    """
+
+    __constants__ = [  # noqa: RUF012
+        "batch_first", "bidirectional", "dropout", "hidden_size", "input_size", "layer_norm",
+        "num_layers", "recurrent_dropout", "return_cells", "variational_dropout", "zoneout",
+    ]  # fmt: skip
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        return_cells: bool = False,
+        variational_dropout: bool = False,
+        recurrent_dropout: float = 0.0,
+        zoneout: float = 0.0,
+        layer_norm: bool = False,
+    ) -> None:
+        super().__init__()
+        for name, size, least in (
+            ("input_size", input_size, 0),
+            ("hidden_size", hidden_size, 1),
+            ("num_layers", num_layers, 1),
+        ):
+            if size < least:
+                raise ValueError(f"lltm_ops.LLTM: expected {name} of {least} or more, got {size}")
+        for name, probability in (
+            ("dropout", dropout),
+            ("recurrent_dropout", recurrent_dropout),
+            ("zoneout", zoneout),
+        ):
+            if not 0 <= probability <= 1:
+                raise ValueError(
+                    f"lltm_ops.LLTM: expected {name} between 0 and 1, got {probability}"
+                )
+        if dropout > 0 and num_layers == 1:
+            warnings.warn(
+                f"lltm_ops.LLTM: dropout={dropout} is applied between layers, and num_layers is 1",
+                stacklevel=2,
+            )
+        self.input_size = input_size
+        self.hidden_size = hidden_size
+        self.num_layers = num_layers
+        self.bias = bias
+        self.batch_first = batch_first
+        self.dropout = float(dropout)
+        self.bidirectional = bidirectional
+        self.return_cells = return_cells
+        self.variational_dropout = variational_dropout
+        self.recurrent_dropout = float(recurrent_dropout)
+        self.zoneout = float(zoneout)
+        self.layer_norm = layer_norm
+        directions = ("", "_reverse") if bidirectional else ("",)
+        for layer in range(num_layers):
+            features = input_size if layer == 0 else len(directions) * hidden_size
+            shapes = {"weights": (3 * hidden_size, hidden_size + features)}
+            if bias:
+                shapes["bias"] = (3 * hidden_size,)  # type: ignore[assignment]
+            if layer_norm:
+                shapes["layer_norm_weight"] = (4 * hidden_size,)  # type: ignore[assignment]
+                shapes["layer_norm_bias"] = (hidden_size,)  # type: ignore[assignment]
+            for direction in directions:
+                for name, shape in shapes.items():
+                    parameter = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+                    self.register_parameter(f"{name}_l{layer}{direction}", parameter)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws the parameters anew, uniformly from ``[-1, 1] / sqrt(hidden_size)``.
+
+        The scales of ``layer_norm`` become ones, its shifts zeros.
+        """
+        bound = 1.0 / math.sqrt(self.hidden_size)
+        for name, parameter in self.named_parameters():
+            if name.startswith("layer_norm_weight"):
+                nn.init.ones_(parameter)
+            elif name.startswith("layer_norm_bias"):
+                nn.init.zeros_(parameter)
+            else:
+                nn.init.uniform_(parameter, -bound, bound)
+
+    def flatten_parameters(self) -> None:
+        """Does nothing: for code that calls it on :class:`torch.nn.LSTM`."""
+
+    def forward(  # type: ignore[no-untyped-def]
+        self,
+        input: Tensor,
+        state: Optional[Tuple[Tensor, Tensor]] = None,
+        resets: Optional[Tensor] = None,
+    ):
+        # TorchScript knows no PackedSequence, and compiles neither condition nor call.
+        if not torch.jit.is_scripting():  # type: ignore[attr-defined]
+            if isinstance(input, PackedSequence):
+                return self._forward_packed_sequence(input, state, resets)
+        batched = input.dim() != 2
+        if not batched:
+            input = input.unsqueeze(1)
+            if resets is not None:
+                resets = resets.unsqueeze(1)
+            if state is not None:
+                state = (state[0].unsqueeze(1), state[1].unsqueeze(1))
+        elif self.batch_first:
+            input = input.transpose(0, 1)
+            if resets is not None:
+                resets = resets.transpose(0, 1)
+        output, cells, h_n, c_n = self._run(input, input.size(1), state, None, resets)
+        if not batched:
+            output, cells = output.squeeze(1), cells.squeeze(1)
+            h_n, c_n = h_n.squeeze(1), c_n.squeeze(1)
+        elif self.batch_first:
+            output, cells = output.transpose(0, 1), cells.transpose(0, 1)
+        if self.return_cells:
+            return output, (h_n, c_n), cells
+        else:
+            return output, (h_n, c_n)
+
+    @torch.jit.export
+    def forward_packed(  # type: ignore[no-untyped-def]
+        self,
+        input: Tensor,
+        batch_sizes: Tensor,
+        state: Optional[Tuple[Tensor, Tensor]] = None,
+        resets: Optional[Tensor] = None,
+    ):
+        """The call, for ``data`` and ``batch_sizes`` of a packed sequence, as TorchScript needs it.
+
+        The sequences are in the order of their lengths, in the state, too.
+        """
+        batch = int(batch_sizes[0]) if batch_sizes.numel() > 0 else 0
+        output, cells, h_n, c_n = self._run(input, batch, state, batch_sizes, resets)
+        if self.return_cells:
+            return output, (h_n, c_n), cells
+        else:
+            return output, (h_n, c_n)
+
+    @torch.jit.unused
+    def _forward_packed_sequence(
+        self,
+        input: PackedSequence,
+        state: Optional[Tuple[Tensor, Tensor]],
+        resets: Optional[Tensor],
+    ) -> Any:
+        def permuted(
+            state: Tuple[Tensor, Tensor], permutation: Optional[Tensor]
+        ) -> Tuple[Tensor, Tensor]:
+            if permutation is None:
+                return state
+            return state[0].index_select(1, permutation), state[1].index_select(1, permutation)
+
+        data, batch_sizes, sorted_indices, unsorted_indices = input
+        if state is not None:
+            state = permuted(state, sorted_indices)
+        results = self.forward_packed(data, batch_sizes, state, resets)
+        packed = [PackedSequence(rows, *input[1:]) for rows in (results[0], *results[2:])]
+        return packed[0], permuted(results[1], unsorted_indices), *packed[1:]
+
+    def __prepare_scriptable__(self) -> LLTM:
+        # TorchScript reads parameters by names that stand in its source, or from a list.
+        self._flat_parameters = self._parameters_in_order()
+        return self
+
+    @torch.jit.unused
+    def _parameters_in_order(self) -> List[Tensor]:
+        return list(self.parameters())
+
+    def _run(
+        self,
+        input: Tensor,
+        batch: int,
+        state: Optional[Tuple[Tensor, Tensor]],
+        batch_sizes: Optional[Tensor],
+        resets: Optional[Tensor],
+    ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Output and cells of the last layer, h_n and c_n of all."""
+        directions = 2 if self.bidirectional else 1
+        count = self.num_layers * directions
+        if state is None:
+            zeros = input.new_zeros([count, batch, self.hidden_size])
+            state = (zeros, zeros)
+        h_0, c_0 = state
+        expected = [count, batch, self.hidden_size]
+        if list(h_0.shape) != expected or list(c_0.shape) != expected:
+            raise RuntimeError(
+                "lltm_ops.LLTM: expected h_0 and c_0 to have shape [num_layers * directions, "
+                f"batch, hidden_size] = {expected}, but got {list(h_0.shape)} and "
+                f"{list(c_0.shape)}"
+            )
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
+            parameters = self._flat_parameters
+        else:
+            parameters = self._parameters_in_order()
+        each = len(parameters) // count
+        last_h: List[Tensor] = []
+        last_c: List[Tensor] = []
+        output, cells = input, input
+        for layer in range(self.num_layers):
+            if layer > 0:
+                input = self._dropped_out(output, batch, batch_sizes)
+            outputs: List[Tensor] = []
+            all_cells: List[Tensor] = []
+            for direction in range(directions):
+                i = layer * directions + direction
+                reverse = direction == 1
+                output, cells = self._run_direction(
+                    parameters[i * each : (i + 1) * each],
+                    input, h_0[i], c_0[i], batch_sizes, reverse, resets,
+                )  # fmt: skip
+                outputs.append(output)
+                all_cells.append(cells)
+                last_h.append(_last_state(output, h_0[i], batch_sizes, reverse))
+                last_c.append(_last_state(cells, c_0[i], batch_sizes, reverse))
+            if directions == 2:
+                output, cells = torch.cat(outputs, -1), torch.cat(all_cells, -1)
+        return output, cells, torch.stack(last_h), torch.stack(last_c)
+
+    def _dropped_out(self, input: Tensor, batch: int, batch_sizes: Optional[Tensor]) -> Tensor:
+        if not self.variational_dropout:
+            return F.dropout(input, self.dropout, self.training)
+        mask = input.new_ones([batch, input.size(-1)])
+        mask = F.dropout(mask, self.dropout, self.training)
+        if batch_sizes is not None:
+            mask = mask.index_select(0, _row_of_batch(batch_sizes).to(mask.device))
+        return input * mask
+
+    def _run_direction(
+        self,
+        parameters: List[Tensor],
+        input: Tensor,
+        h_0: Tensor,
+        c_0: Tensor,
+        batch_sizes: Optional[Tensor],
+        reverse: bool,
+        resets: Optional[Tensor],
+    ) -> Tuple[Tensor, Tensor]:
+        weights = parameters[0]
+        bias = parameters[1] if self.bias else weights.new_zeros(3 * self.hidden_size)
+        drops_out = self.training and self.recurrent_dropout > 0
+        if not self.layer_norm and self.zoneout == 0 and not drops_out:
+            output, cells = torch.ops.lltm.sequence_forward(
+                input, weights, bias, h_0, c_0, batch_sizes, reverse, resets
+            )
+            return output, cells
+        scales = parameters[-2:] if self.layer_norm else parameters[:0]
+        return self._run_steps(weights, bias, scales, input, h_0, c_0, batch_sizes, reverse, resets)
+
+    def _run_steps(
+        self,
+        weights: Tensor,
+        bias: Tensor,
+        scales: List[Tensor],
+        input: Tensor,
+        h_0: Tensor,
+        c_0: Tensor,
+        batch_sizes: Optional[Tensor],
+        reverse: bool,
+        resets: Optional[Tensor],
+    ) -> Tuple[Tensor, Tensor]:
+        """What the operator computes, and what it does not, step by step."""
+        if batch_sizes is None:
+            sizes = [input.size(1)] * input.size(0)
+            steps = list(input.unbind(0))
+        else:
+            sizes = torch.jit.annotate(List[int], batch_sizes.tolist())  # type: ignore[no-untyped-call]
+            steps = list(torch.split(input, sizes))
+        resets_of_steps: List[Tensor] = []
+        if resets is not None:
+            resets_of_steps = list(torch.split(resets.flatten(), sizes))
+        mask = F.dropout(torch.ones_like(h_0), self.recurrent_dropout, self.training)
+        h, cell = h_0, c_0
+        output: List[Tensor] = []
+        cells: List[Tensor] = []
+        for i in range(len(steps)):
+            step = len(steps) - 1 - i if reverse else i
+            size = sizes[step]
+            old_h, old_cell = h[:size], cell[:size]
+            if resets is not None:
+                reset = resets_of_steps[step].unsqueeze(1)
+                old_h, old_cell = old_h.masked_fill(reset, 0), old_cell.masked_fill(reset, 0)
+            recurrent = old_h * mask[:size]
+            if self.layer_norm:
+                new_h, new_cell = _layer_norm_cell(
+                    steps[step], weights, bias, scales, recurrent, old_cell
+                )
+            else:
+                new_h, new_cell = torch.ops.lltm.forward(
+                    steps[step], weights, bias, recurrent, old_cell
+                )
+            new_h = self._zoned_out(old_h, new_h)
+            new_cell = self._zoned_out(old_cell, new_cell)
+            output.append(new_h)
+            cells.append(new_cell)
+            h, cell = torch.cat([new_h, h[size:]]), torch.cat([new_cell, cell[size:]])
+        if len(steps) == 0:
+            empty = input.new_empty(list(input.shape[:-1]) + [self.hidden_size])
+            return empty, empty.clone()
+        if reverse:
+            output.reverse()
+            cells.reverse()
+        if batch_sizes is None:
+            return torch.stack(output), torch.stack(cells)
+        return torch.cat(output), torch.cat(cells)
+
+    def _zoned_out(self, old: Tensor, new: Tensor) -> Tensor:
+        if self.zoneout == 0:
+            return new
+        if self.training:
+            kept = torch.rand_like(new) < self.zoneout
+            return torch.where(kept, old, new)
+        return torch.lerp(new, old, self.zoneout)
+
+    def extra_repr(self) -> str:
+        options = [
+            f", {name}={getattr(self, name)}"
+            for name, parameter in inspect.signature(LLTM).parameters.items()
+            if parameter.default not in (parameter.empty, getattr(self, name, parameter.default))
+        ]
+        return f"{self.input_size}, {self.hidden_size}{''.join(options)}"
+
+
+def _last_state(
+    states: Tensor, initial: Tensor, batch_sizes: Optional[Tensor], reverse: bool
+) -> Tensor:
+    """After the step that runs last: of each sequence its own last one."""
+    if batch_sizes is None:
+        if states.size(0) == 0:
+            return initial
+        return states[0] if reverse else states[-1]
+    if reverse or batch_sizes.numel() == 0:
+        return states[: initial.size(0)]
+    sequences = torch.arange(initial.size(0))
+    lengths = batch_sizes.numel() - torch.searchsorted(batch_sizes.flip(0), sequences, right=True)
+    starts = batch_sizes.cumsum(0) - batch_sizes
+    return states.index_select(0, (starts[lengths - 1] + sequences).to(states.device))
+
+
+def _row_of_batch(batch_sizes: Tensor) -> Tensor:
+    """Which sequence each row of packed data belongs to."""
+    starts = batch_sizes.cumsum(0) - batch_sizes
+    rows = torch.arange(int(batch_sizes.sum()))
+    return rows - starts.repeat_interleave(batch_sizes)
+
+
+def _layer_norm_cell(
+    input: Tensor,
+    weights: Tensor,
+    bias: Tensor,
+    scales: List[Tensor],
+    old_h: Tensor,
+    old_cell: Tensor,
+) -> Tuple[Tensor, Tensor]:
+    size = [old_h.size(1)]
+    products = F.linear(torch.cat([old_h, input], 1), weights).chunk(3, 1)
+    scale = scales[0].chunk(4)
+    shift = bias.chunk(3)
+    input_gate = torch.sigmoid(F.layer_norm(products[0], size, scale[0], shift[0]))
+    output_gate = torch.sigmoid(F.layer_norm(products[1], size, scale[1], shift[1]))
+    candidate = F.elu(F.layer_norm(products[2], size, scale[2], shift[2]))
+    new_cell = old_cell + candidate * input_gate
+    normalised = F.layer_norm(new_cell, size, scale[3], scales[1])
+    return torch.tanh(normalised) * output_gate, new_cell

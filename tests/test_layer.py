@@ -1,0 +1,537 @@
+"""LLTM behaves like nn.LSTM, computes what a stack of cells computes, and does what else users of
+recurrent layers ask for."""
+
+import copy
+import io
+import itertools
+import pickle
+import sys
+import warnings
+
+import pytest
+import torch
+from common import each_device, each_dtype, sequence_reference
+from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
+
+import lltm_ops
+
+STRUCTURES = [
+    {},
+    {"num_layers": 2},
+    {"bidirectional": True},
+    {"num_layers": 3, "bidirectional": True, "bias": False},
+    {"batch_first": True, "num_layers": 2},
+]
+each_structure = pytest.mark.parametrize("options", STRUCTURES, ids=str)
+SLOW_OPTIONS = [{"layer_norm": True}, {"zoneout": 0.3}, {"recurrent_dropout": 0.3}]
+each_slow_option = pytest.mark.parametrize("slow", SLOW_OPTIONS, ids=str)
+LENGTHS = [4, 7, 1, 7]
+
+
+def layer_and_peer(options, **both):
+    peer_options = {name: value for name, value in options.items() if name != "bias"}
+    return lltm_ops.LLTM(5, 6, **options, **both), nn.LSTM(5, 6, **peer_options, **both)
+
+
+def state_of(layer, *batch, **both):
+    count = layer.num_layers * (2 if layer.bidirectional else 1)
+    return tuple(torch.randn(count, *batch, layer.hidden_size, **both) for _ in range(2))
+
+
+def sizes(results):
+    output, (h_n, c_n) = results
+    if isinstance(output, PackedSequence):
+        output = output.data
+    return [tuple(tensor.shape) for tensor in (output, h_n, c_n)]
+
+
+@each_structure
+@pytest.mark.parametrize("with_state", [False, True])
+@pytest.mark.parametrize("form", ["batched", "unbatched", "sorted", "unsorted"])
+def test_call_and_results_are_those_of_nn_lstm(options, with_state, form):
+    layer, peer = layer_and_peer(options)
+    sequences = [torch.randn(length, 5) for length in LENGTHS]
+    if form == "sorted":
+        sequences.sort(key=len, reverse=True)
+    input = {
+        "batched": torch.randn(7, 4, 5),
+        "unbatched": torch.randn(7, 5),
+        "sorted": pack_sequence(sorted(sequences, key=len, reverse=True)),
+        "unsorted": pack_sequence(sequences, enforce_sorted=False),
+    }[form]
+    batch = () if form == "unbatched" else (7 if layer.batch_first and form == "batched" else 4,)
+    state = state_of(layer, *batch) if with_state else None
+    ours, theirs = layer(input, state), peer(input, state)
+    assert sizes(ours) == sizes(theirs)
+    assert type(ours[0]) is type(theirs[0])
+    if form.endswith("sorted"):
+        for mine, yours in zip(ours[0][1:], theirs[0][1:], strict=True):
+            assert (mine is None and yours is None) or torch.equal(mine, yours)
+
+
+def stacked_cells(layer, input, state=None):
+    """What the layer computes, out of the reference, for padded input with time first."""
+    parameters = dict(layer.named_parameters())
+    directions = 2 if layer.bidirectional else 1
+    if state is None:
+        zeros = input.new_zeros(layer.num_layers * directions, input.shape[1], layer.hidden_size)
+        state = zeros, zeros
+    last_h, last_c = [], []
+    for index in range(layer.num_layers):
+        results = []
+        for direction, suffix in enumerate(["", "_reverse"][:directions]):
+            weights = parameters[f"weights_l{index}{suffix}"]
+            bias = parameters.get(f"bias_l{index}{suffix}", weights.new_zeros(len(weights)))
+            initial = (part[index * directions + direction] for part in state)
+            reverse = suffix == "_reverse"
+            results.append(sequence_reference(input, weights, bias, *initial, reverse=reverse))
+            for last, states in zip((last_h, last_c), results[-1], strict=True):
+                last.append(states[0 if reverse else -1])
+        input, cells = (torch.cat(tensors, 2) for tensors in zip(*results, strict=True))
+    return input, (torch.stack(last_h), torch.stack(last_c)), cells
+
+
+def assert_close(actual, expected, **tolerance):
+    for ours, exact in zip(actual, expected, strict=True):
+        if isinstance(ours, tuple):
+            assert_close(ours, exact, **tolerance)
+        else:
+            torch.testing.assert_close(ours, exact, **tolerance)
+
+
+@each_device
+@each_structure
+@pytest.mark.parametrize("with_state", [False, True])
+def test_values_are_those_of_stacked_cells(device, options, with_state):
+    both = {"device": device, "dtype": torch.float64}
+    layer = lltm_ops.LLTM(5, 6, return_cells=True, **options, **both)
+    input = torch.randn(7, 4, 5, **both)
+    state = state_of(layer, 4, **both) if with_state else None
+    output, last, cells = layer(input.transpose(0, 1) if layer.batch_first else input, state)
+    if layer.batch_first:
+        output, cells = output.transpose(0, 1), cells.transpose(0, 1)
+    expected = stacked_cells(layer, input, state)
+    assert_close((output, last, cells), expected)
+    loss = sum(tensor.square().sum() for tensor in (output, *last, cells))
+    expected_loss = sum(t.square().sum() for t in (expected[0], *expected[1], expected[2]))
+    parameters = list(layer.parameters())
+    assert_close(
+        torch.autograd.grad(loss, parameters), torch.autograd.grad(expected_loss, parameters)
+    )
+
+
+@each_dtype
+def test_dtypes(dtype):
+    layer = lltm_ops.LLTM(5, 6, num_layers=2, bidirectional=True, dtype=dtype)
+    output, (h_n, c_n) = layer(torch.randn(7, 4, 5, dtype=dtype))
+    assert {output.dtype, h_n.dtype, c_n.dtype} == {dtype}
+
+
+@each_device
+@each_structure
+@pytest.mark.parametrize("slow", [{}, {"layer_norm": True}, {"zoneout": 0.3}], ids=str)
+@pytest.mark.parametrize("enforce_sorted", [False, True])
+@pytest.mark.parametrize("with_state", [False, True])
+def test_packed_is_what_each_sequence_gives_alone(
+    device, options, slow, enforce_sorted, with_state
+):
+    both = {"device": device, "dtype": torch.float64}
+    layer = lltm_ops.LLTM(5, 6, return_cells=True, **options, **slow, **both).eval()
+    lengths = sorted(LENGTHS, reverse=True) if enforce_sorted else LENGTHS
+    sequences = [torch.randn(length, 5, **both) for length in lengths]
+    state = state_of(layer, 4, **both) if with_state else None
+    packed = pack_sequence(sequences, enforce_sorted=enforce_sorted)
+    output, last, cells = layer(packed, state)
+    assert isinstance(output, PackedSequence) and isinstance(cells, PackedSequence)
+    outputs, found = pad_packed_sequence(output, batch_first=True)
+    all_cells, _ = pad_packed_sequence(cells, batch_first=True)
+    assert found.tolist() == lengths
+    for row, sequence in enumerate(sequences):
+        own = None if state is None else tuple(part[:, row].contiguous() for part in state)
+        alone = layer(sequence, own)
+        here = (
+            outputs[row, : len(sequence)],
+            tuple(part[:, row] for part in last),
+            all_cells[row, : len(sequence)],
+        )
+        assert_close(here, alone)
+
+
+def test_names_in_the_state_dict_are_those_of_nn_lstm():
+    layer, peer = layer_and_peer({"num_layers": 2, "bidirectional": True})
+    ours = {name.replace("weights_", "weight_") for name in layer.state_dict()}
+    theirs = {name.replace("_ih_", "_").replace("_hh_", "_") for name in peer.state_dict()}
+    assert ours == theirs
+    assert ours == {name.replace("weights_", "weight_") for name, _ in layer.named_parameters()}
+    assert set(lltm_ops.LLTM(5, 6, bias=False).state_dict()) == {"weights_l0"}
+
+
+def test_a_cell_and_a_layer_share_parameters():
+    cell, layer = lltm_ops.LLTMCell(5, 6), lltm_ops.LLTM(5, 6)
+    layer.load_state_dict({f"{name}_l0": value for name, value in cell.state_dict().items()})
+    input, h = torch.randn(3, 4, 5), None
+    for x in input:
+        h = cell(x, h)
+    output, (h_n, c_n) = layer(input)
+    torch.testing.assert_close((h_n[0], c_n[0]), h)
+    torch.testing.assert_close(output[-1], h[0])
+
+
+@each_device
+@each_structure
+@pytest.mark.parametrize("slow", [{}, {"layer_norm": True}], ids=str)
+@pytest.mark.parametrize("form", ["batched", "unbatched", "packed"])
+def test_resets(device, options, slow, form):
+    """A reset splits a sequence in two, the second of which begins with zeros."""
+    both = {"device": device, "dtype": torch.float64}
+    options = {name: value for name, value in options.items() if name != "bidirectional"}
+    layer = lltm_ops.LLTM(5, 6, **options, **slow, **both)
+    sequence = torch.randn(7, 5, **both)
+    resets = torch.arange(7, device=device) == 4
+    first, second = layer(sequence[:4]), layer(sequence[4:])
+    expected = (torch.cat([first[0], second[0]]), second[1])
+    if form == "unbatched":
+        return assert_close(layer(sequence, None, resets), expected)
+    if form == "packed":
+        output, last = layer(pack_sequence([sequence]), None, resets)
+        return assert_close((output.data, tuple(part[:, 0] for part in last)), expected)
+    dim = 0 if layer.batch_first else 1
+    output, last = layer(
+        torch.stack([sequence, sequence], dim),
+        None,
+        torch.stack([resets, torch.zeros_like(resets)], dim),
+    )
+    assert_close((output.select(dim, 0), tuple(part[:, 0] for part in last)), expected)
+    assert_close([output.select(dim, 1)], [layer(sequence)[0]])
+
+
+@pytest.mark.parametrize("slow", [{}, *SLOW_OPTIONS], ids=str)
+@pytest.mark.parametrize(("time", "batch"), [(0, 3), (4, 0), (0, 0)])
+def test_empty(slow, time, batch):
+    layer = lltm_ops.LLTM(5, 6, num_layers=2, bidirectional=True, return_cells=True, **slow)
+    state = state_of(layer, batch)
+    output, last, cells = layer(torch.randn(time, batch, 5), state)
+    assert output.shape == cells.shape == (time, batch, 12)
+    assert sizes((output, last)) == [(time, batch, 12), (4, batch, 6), (4, batch, 6)]
+    if time == 0:
+        assert_close(last, state)
+
+
+def test_repr_names_what_differs_from_the_defaults():
+    assert repr(lltm_ops.LLTM(10, 20)) == "LLTM(10, 20)"
+    layer = lltm_ops.LLTM(10, 20, 2, bias=False, zoneout=0.1, bidirectional=True)
+    assert repr(layer) == "LLTM(10, 20, num_layers=2, bias=False, bidirectional=True, zoneout=0.1)"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"hidden_size": 0}, "expected hidden_size of 1 or more, got 0"),
+        ({"num_layers": 0}, "expected num_layers of 1 or more, got 0"),
+        ({"input_size": -1}, "expected input_size of 0 or more, got -1"),
+        ({"dropout": 1.5}, "expected dropout between 0 and 1, got 1.5"),
+        ({"zoneout": -0.1}, "expected zoneout between 0 and 1, got -0.1"),
+        ({"recurrent_dropout": float("nan")}, "expected recurrent_dropout between 0 and 1, got"),
+    ],
+)
+def test_constructor_refuses(arguments, words):
+    with pytest.raises(ValueError, match=f"lltm_ops.LLTM: {words}"):
+        lltm_ops.LLTM(**{"input_size": 5, "hidden_size": 6, **arguments})
+
+
+def test_dropout_with_one_layer_warns():
+    with pytest.warns(UserWarning, match="dropout=0.5 is applied between layers"):
+        lltm_ops.LLTM(5, 6, dropout=0.5)
+
+
+@pytest.mark.parametrize("sizes", [[1, 3, 6], [2, 6], [2, 2, 6], [2, 3, 5]], ids=str)
+@pytest.mark.parametrize("slow", [{}, *SLOW_OPTIONS], ids=str)
+def test_a_state_of_another_shape_is_refused(sizes, slow):
+    layer = lltm_ops.LLTM(5, 6, num_layers=2, **slow)
+    state = torch.zeros(sizes), torch.zeros(sizes)
+    with pytest.raises(RuntimeError, match=r"lltm_ops.LLTM: expected h_0 and c_0 to have shape"):
+        layer(torch.randn(4, 3, 5), state)
+
+
+def test_other_errors_are_those_of_the_operator():
+    layer = lltm_ops.LLTM(5, 6)
+    for bad in (torch.randn(4, 3, 6), torch.randn(4, 3, 5).long()):
+        with pytest.raises(RuntimeError, match=r"^lltm::sequence_forward: expected "):
+            layer(bad)
+
+
+# What runs step by step.
+
+
+def test_layer_norm_is_its_formula():
+    layer = lltm_ops.LLTM(5, 6, layer_norm=True, dtype=torch.float64)
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter)
+    input = torch.randn(4, 3, 5, dtype=torch.float64)
+    h = cell = torch.zeros(3, 6, dtype=torch.float64)
+
+    def normalised(values):
+        centred = values - values.mean(1, keepdim=True)
+        return centred / (centred.square().mean(1, keepdim=True) + 1e-5).sqrt()
+
+    scale = layer.layer_norm_weight_l0.view(4, 6)
+    shift = layer.bias_l0.view(3, 6)
+    outputs = []
+    for x in input:
+        products = (torch.cat([h, x], 1) @ layer.weights_l0.T).chunk(3, 1)
+        gates = [normalised(products[i]) * scale[i] + shift[i] for i in range(3)]
+        cell = cell + nn.functional.elu(gates[2]) * gates[0].sigmoid()
+        scaled = normalised(cell) * scale[3] + layer.layer_norm_bias_l0
+        h = scaled.tanh() * gates[1].sigmoid()
+        outputs.append(h)
+    torch.testing.assert_close(layer(input)[0], torch.stack(outputs))
+
+
+def test_layer_norm_keeps_its_output_in_scale():
+    """Where the cell state of an LLTM, which forgets nothing, only grows."""
+    input = torch.randn(2000, 1, 5) + 1
+    plain, normalised = (lltm_ops.LLTM(5, 64, layer_norm=norm) for norm in (False, True))
+    with torch.no_grad():
+        assert (plain(input)[0][-1].abs() == 0).sum() + (plain(input)[1][1].abs() > 20).sum() > 10
+        assert normalised(input)[0][-1].std() > 0.1
+
+
+def test_zoneout():
+    torch.manual_seed(0)
+    layer = lltm_ops.LLTM(5, 64, zoneout=0.25, return_cells=True, dtype=torch.float64)
+    input = torch.randn(50, 8, 5, dtype=torch.float64)
+    output, _, cells = layer(input)
+    for states in (output, cells):
+        kept = (states[1:] == states[:-1]).double().mean()
+        assert 0.23 < kept < 0.27
+    both = (output[1:] == output[:-1]) & (cells[1:] == cells[:-1])
+    assert 0.05 < both.double().mean() < 0.075  # independently: 0.25 ** 2
+    layer.eval()
+    output, _, cells = layer(input)
+    h = cell = torch.zeros(8, 64, dtype=torch.float64)
+    for t in range(5):
+        new_h, new_cell = lltm_ops.reference(input[t], layer.weights_l0, layer.bias_l0, h, cell)
+        h, cell = 0.25 * h + 0.75 * new_h, 0.25 * cell + 0.75 * new_cell
+        torch.testing.assert_close((output[t], cells[t]), (h, cell))
+
+
+def test_recurrent_dropout_takes_one_mask_for_all_steps():
+    torch.manual_seed(0)
+    layer = lltm_ops.LLTM(5, 6, recurrent_dropout=0.5, dtype=torch.float64)
+    input = torch.randn(9, 3, 5, dtype=torch.float64)
+    output, _ = layer(input)
+    masks = itertools.product([0.0, 2.0], repeat=6)
+    found = []
+    for row in range(3):
+        for mask in masks if row == 0 else itertools.product([0.0, 2.0], repeat=6):
+            h = cell = torch.zeros(1, 6, dtype=torch.float64)
+            outputs = []
+            for x in input[:, row : row + 1]:
+                h, cell = lltm_ops.reference(
+                    x, layer.weights_l0, layer.bias_l0, h * torch.tensor(mask), cell
+                )
+                outputs.append(h)
+            if torch.allclose(torch.cat(outputs), output[:, row]):
+                found.append(mask)
+    assert len(found) == 3
+    layer.eval()
+    assert_close(layer(input), stacked_cells(layer, input)[:2])
+
+
+@pytest.mark.parametrize("form", ["padded", "packed"])
+def test_variational_dropout_takes_one_mask_for_all_steps(form):
+    """The second layer shows what it was given: its candidate is its input, its gates are open."""
+    torch.manual_seed(0)
+    layer = lltm_ops.LLTM(5, 8, 2, dropout=0.5, variational_dropout=True, return_cells=True)
+    with torch.no_grad():
+        layer.weights_l1.zero_()
+        layer.weights_l1[16:, 8:] = torch.eye(8)
+        layer.bias_l1.zero_()
+        layer.bias_l1[:8] = 100
+    sequence = torch.randn(6, 5)
+    if form == "padded":
+        cells = layer(torch.stack([sequence] * 3, 1))[2]
+        rows = cells.diff(dim=0).unbind(1)
+    else:
+        packed = pack_sequence([sequence, sequence[:4], sequence[:3]])
+        cells, lengths = pad_packed_sequence(layer(packed)[2])
+        rows = [cells[:length, i].diff(dim=0) for i, length in enumerate(lengths)]
+    dropped = torch.stack([(row == 0).all(0) for row in rows])
+    assert 0 < dropped.sum() < dropped.numel()
+    assert all(((row == 0) == mask).all() for row, mask in zip(rows, dropped, strict=True))
+    layer.eval()
+    assert (layer(sequence)[2].diff(dim=0) != 0).all()
+
+
+# With the rest of PyTorch.
+
+
+@each_structure
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, copy.copy, "pickle"])
+def test_copies(options, duplicate):
+    layer = lltm_ops.LLTM(5, 6, **options)
+    if sys.version_info < (3, 14):
+        scripted(layer)  # leaves nothing behind that hinders
+    other = pickle.loads(pickle.dumps(layer)) if duplicate == "pickle" else duplicate(layer)
+    input = torch.randn(7, 4, 5)
+    assert_close(other(input), layer(input), rtol=0, atol=0)
+    assert repr(other) == repr(layer)
+    if duplicate is not copy.copy:
+        with torch.no_grad():
+            other.weights_l0.zero_()
+        assert not torch.equal(other(input)[0], layer(input)[0])
+
+
+def scripted(layer):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.script(layer)
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="TorchScript ends with Python 3.13")
+@pytest.mark.parametrize("return_cells", [False, True])
+@pytest.mark.parametrize("options", [*STRUCTURES, *SLOW_OPTIONS], ids=str)
+def test_scripted_saved_loaded_and_trained(options, return_cells):
+    layer = lltm_ops.LLTM(5, 6, return_cells=return_cells, **options).eval()
+    buffer = io.BytesIO()
+    torch.jit.save(scripted(layer), buffer)
+    buffer.seek(0)
+    loaded = torch.jit.load(buffer)
+    assert loaded.state_dict().keys() == layer.state_dict().keys()
+    input = torch.randn(7, 4, 5)
+    batch = 7 if layer.batch_first else 4
+    resets = torch.rand(7, 4) < 0.2
+    for arguments in ((input,), (input, state_of(layer, batch)), (input, None, resets)):
+        assert_close(loaded(*arguments), layer(*arguments), rtol=0, atol=0)
+    packed = pack_sequence([torch.randn(length, 5) for length in (5, 3, 2)])
+    assert_close(loaded.forward_packed(*packed[:2]), layer.forward_packed(*packed[:2]))
+    for module in (layer.train(), loaded.train()):
+        torch.manual_seed(0)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        module(input)[0].square().sum().backward()
+        optimizer.step()
+    assert_close(loaded.state_dict().values(), layer.state_dict().values())
+
+
+@each_device
+@each_structure
+def test_compiled_with_one_graph_for_many_lengths(device, options):
+    torch._dynamo.reset()
+    layer = lltm_ops.LLTM(5, 6, **options, device=device)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(layer, backend=counter, fullgraph=True, dynamic=True)
+    for time, batch in ((7, 3), (2, 4), (40, 2)):
+        input = torch.randn(time, batch, 5, device=device)
+        assert_close(compiled(input), layer(input))
+        for module in (compiled, layer):
+            layer.zero_grad()
+            output, (h_n, _) = module(input)
+            (output.square().sum() + h_n.sum()).backward()
+            gradients = [p.grad for p in layer.parameters()]
+            if module is compiled:
+                expected = gradients
+        assert_close(gradients, expected)
+    assert counter.frame_count <= 2  # inference, and training of the same code
+
+
+@pytest.mark.parametrize("enforce_sorted", [False, True])
+def test_compiled_with_packed_sequences(enforce_sorted):
+    torch._dynamo.reset()
+    layer = lltm_ops.LLTM(5, 6, num_layers=2, bidirectional=True)
+    compiled = torch.compile(layer, backend="aot_eager")
+    for lengths in ([7, 4, 2], [9, 3, 3]):
+        packed = pack_sequence(
+            [torch.randn(length, 5) for length in lengths], enforce_sorted=enforce_sorted
+        )
+        (ours, last), (exact, expected) = compiled(packed), layer(packed)
+        assert_close((ours.data, last), (exact.data, expected))
+
+
+def exported(layer):
+    time, batch = torch.export.Dim("time"), torch.export.Dim("batch")
+    shapes = ({0: time, 1: batch}, ({1: batch}, {1: batch}))
+    arguments = (torch.randn(7, 3, 5), state_of(layer, 3))
+    return torch.export.export(layer, arguments, dynamic_shapes=shapes)
+
+
+@pytest.mark.parametrize("options", STRUCTURES[:4], ids=str)
+def test_exported_with_dynamic_time_and_batch(options, tmp_path):
+    layer = lltm_ops.LLTM(5, 6, return_cells=True, **options)
+    torch.export.save(exported(layer), tmp_path / "layer.pt2")
+    loaded = torch.export.load(tmp_path / "layer.pt2").module()
+    for time, batch in ((2, 3), (30, 17), (1, 1)):
+        arguments = (torch.randn(time, batch, 5), state_of(layer, batch))
+        assert_close(loaded(*arguments), layer(*arguments))
+
+
+def test_aot_inductor_package(tmp_path):
+    layer = lltm_ops.LLTM(5, 6, num_layers=2, bidirectional=True)
+    with torch.no_grad():
+        path = torch._inductor.aoti_compile_and_package(
+            exported(layer), package_path=str(tmp_path / "layer.pt2")
+        )
+        loaded = torch._inductor.aoti_load_package(path)
+        for time, batch in ((2, 3), (30, 17)):
+            arguments = (torch.randn(time, batch, 5), state_of(layer, batch))
+            assert_close(loaded(*arguments), layer(*arguments))
+
+
+def test_ensemble_of_layers():
+    layers = [lltm_ops.LLTM(5, 6, num_layers=2, dtype=torch.float64) for _ in range(3)]
+    parameters, buffers = torch.func.stack_module_state(layers)
+    input = torch.randn(4, 2, 5, dtype=torch.float64)
+
+    def call(parameters, buffers):
+        return torch.func.functional_call(layers[0], (parameters, buffers), (input,))[0]
+
+    outputs = torch.func.vmap(call)(parameters, buffers)
+    for layer, output in zip(layers, outputs, strict=True):
+        torch.testing.assert_close(output, layer(input)[0])
+
+
+@each_device
+@each_slow_option
+def test_gradients_of_what_runs_step_by_step(device, slow):
+    torch.manual_seed(0)
+    layer = lltm_ops.LLTM(3, 4, **slow, device=device, dtype=torch.float64)
+    input = torch.randn(4, 2, 3, device=device, dtype=torch.float64, requires_grad=True)
+
+    def call(input):
+        torch.manual_seed(1)
+        return layer(input)[0]
+
+    assert torch.autograd.gradcheck(call, (input,))
+
+
+@each_device
+def test_autocast(device):
+    layer = lltm_ops.LLTM(5, 6, num_layers=2, bidirectional=True, device=device)
+    with torch.autocast(device, torch.bfloat16):
+        output, (h_n, c_n) = layer(torch.randn(7, 4, 5, device=device))
+    assert {output.dtype, h_n.dtype, c_n.dtype} == {torch.bfloat16}
+
+
+def test_learns_what_needs_memory():
+    """Says at the end which of two symbols it saw at the beginning."""
+    torch.manual_seed(0)
+    layer, head = lltm_ops.LLTM(2, 16, batch_first=True), nn.Linear(16, 1)
+    optimizer = torch.optim.Adam([*layer.parameters(), *head.parameters()], lr=1e-2)
+    losses = []
+    for _ in range(150):
+        symbols = torch.randint(0, 2, (32,))
+        input = torch.randn(32, 12, 2) * 0.1
+        input[torch.arange(32), 0, symbols] += 1
+        logits = head(layer(input)[1][0][0]).squeeze(1)
+        loss = nn.functional.binary_cross_entropy_with_logits(logits, symbols.float())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.1 < 0.5 < losses[0]
+
+
+def test_the_layer_is_documented():
+    for public in (lltm_ops.LLTM, lltm_ops.sequence_forward, lltm_ops.sequence_backward):
+        assert len(public.__doc__) > 500
