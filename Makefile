@@ -22,7 +22,7 @@ PYTHON := $(VENV)/bin/python
 BUILT := $(VENV)/.built
 endif
 
-.PHONY: help demo test bench sweep lint format cuda-check compat gpu clean in-place FORCE
+.PHONY: help demo test bench sweep lengths lint format cuda-check compat gpu clean in-place FORCE
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -33,11 +33,15 @@ demo: $(BUILT)  ## train a language model with the cell and run it four ways; DE
 test: $(BUILT)  ## build, and run all tests; TEST_ARGS for pytest
 	$(PYTHON) -m pytest $(TEST_ARGS)
 
-bench: $(BUILT)  ## time the cell beside what else PyTorch offers, under the roofs of the machine; BENCH_ARGS=--help
+bench: $(BUILT)  ## time cell and layer beside what else PyTorch offers, under the machine's roofs; BENCH_ARGS=--help
 	$(PYTHON) benchmarks/cell.py $(BENCH_ARGS)
+	$(PYTHON) benchmarks/sequence.py $(BENCH_ARGS)
 
 sweep: $(BUILT)  ## time the cell beside eager PyTorch over hundreds of shapes; SWEEP_ARGS=--help
 	$(PYTHON) benchmarks/sweep.py $(SWEEP_ARGS)
+
+lengths: $(BUILT)  ## time the layer by the length of sequences, padded and packed; LENGTHS_ARGS=--help
+	$(PYTHON) benchmarks/lengths.py $(LENGTHS_ARGS)
 
 lint: $(VENV)/.lint  ## ruff, mypy, clang-format
 	$(VENV)/bin/ruff check .

@@ -16,10 +16,14 @@ COLORS = {
     "compile": "tab:orange",
     "C++": "tab:green",
     "LSTMCell": "tab:gray",
+    "cell in a loop": "tab:purple",
+    "eager loop": "tab:blue",
+    "LSTM": "tab:gray",
+    "GRU": "tab:olive",
 }
 
 
-def plot_cell(run: dict[str, Any], file: Path) -> None:
+def plot_contest(run: dict[str, Any], file: Path) -> None:
     """Bars of each contender's time over ours; below, for the CPU, our rates under the roofs."""
     threads = sorted({row["threads"] for row in run["rows"]})
     has_roofs = any("share_of_roof" in row for row in run["rows"])
@@ -37,7 +41,7 @@ def plot_cell(run: dict[str, Any], file: Path) -> None:
             plot_roofs(axes[1][column], rows)
         plural = "s" if count > 1 else ""
         axes[0][column].set_title(f"{count} thread{plural}" if has_roofs else run["machine"])
-    figure.suptitle(f"One step, {run['dtype']}, {run['machine']}, torch {run['torch']}")
+    figure.suptitle(f"{run['title']}, {run['dtype']}, {run['machine']}, torch {run['torch']}")
     figure.savefig(file, dpi=100)
     plt.close(figure)
 
@@ -61,6 +65,7 @@ def plot_roofs(axis: Any, rows: list[dict[str, Any]]) -> None:
     """Rates by the whole time of a call; the shares in the legend are of what is beyond it."""
     rows = [row for row in rows if row["what"] == "inference"]
     rate = rows[0]["gflop_per_second_at_best"]
+    peer = list(rows[0]["microseconds"])[1]
     intensities = [2 ** (i / 8) for i in range(-16, 80)]
     for row in rows:
         width = row["gigabytes_per_second_at_best"]
@@ -72,10 +77,10 @@ def plot_roofs(axis: Any, rows: list[dict[str, Any]]) -> None:
         label = f"{row['shape'].replace(' ', '')}: {width:.0f} GB/s, {row['share_of_roof']:.0%}"
         color = line[0].get_color()
         axis.plot(flop / size, reached["lltm_ops"], "o", color=color, label=label)
-        axis.plot(flop / size, reached["eager"], "x", color=color)
+        axis.plot(flop / size, reached[peer], "x", color=color)
     axis.set(xscale="log", yscale="log", xlabel="FLOP per byte of the weights", ylabel="GFLOP/s")
     axis.set_title(
-        f"inference: lltm_ops (dots) and eager (crosses) under the roofs, {rate:.0f} GFLOP/s",
+        f"inference: lltm_ops (dots) and {peer} (crosses) under the roofs, {rate:.0f} GFLOP/s",
         fontsize=9,
     )
     axis.legend(fontsize=8, loc="lower right")
@@ -124,6 +129,32 @@ def plot_sweep(run: dict[str, Any], file: Path) -> None:
     figure.suptitle(
         f"Eager PyTorch over lltm_ops, {run['dtype']}, {run['threads']} thread{plural}, "
         f"{run['machine']}"
+    )
+    figure.savefig(file, dpi=100)
+    plt.close(figure)
+
+
+def plot_lengths(run: dict[str, Any], file: Path) -> None:
+    """Time for a row by the length of the sequences, padded and packed."""
+    figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
+    for name in run["rows"][0]["microseconds"]:
+        for form, style in (("padded", "o-"), ("packed", "x--")):
+            rows = [row for row in run["rows"] if row["form"] == form]
+            axis.plot(
+                [row["length"] for row in rows],
+                [row["microseconds"][name] for row in rows],
+                style,
+                color=COLORS[name],
+                label=f"{name}, {form}",
+            )
+    axis.set(xscale="log", xlabel="steps of the longest sequence", ylabel="microseconds for a row")
+    axis.set_ylim(bottom=0)
+    axis.legend(fontsize=8)
+    plural = "s" if run["threads"] > 1 else ""
+    axis.set_title(
+        f"Inference, batch {run['batch']}, input and state {run['size']}, {run['dtype']},\n"
+        f"{run['threads']} thread{plural}, {run['machine']}",
+        fontsize=9,
     )
     figure.savefig(file, dpi=100)
     plt.close(figure)

@@ -12,7 +12,9 @@ from typing import Any
 
 import timing
 import torch
-from cell import EagerCell, inference, training
+from cell import EagerCell
+from contest import inference, training
+from torch import nn
 from torch.hub import tqdm  # stands in where tqdm is not installed
 
 import lltm_ops
@@ -31,11 +33,16 @@ def measure_shape(shape: tuple[int, int, int], args: argparse.Namespace) -> list
     ours = lltm_ops.LLTMCell(input_size, hidden_size, **options)
     eager = EagerCell(input_size, hidden_size, **options)
     rows = []
-    for what, prepare in (("inference", inference), ("training", training)):
+    cells = {"lltm_ops": ours, "eager": eager}
+
+    def call(cell: nn.Module) -> Any:
+        return cell(input, state)
+
+    for what in ("inference", "training"):
         with torch.set_grad_enabled(what == "training"):
             functions = {
-                "lltm_ops": prepare(ours, input, state),
-                "eager": prepare(eager, input, state),
+                name: inference(cell, call) if what == "inference" else training(cell, call, state)
+                for name, cell in cells.items()
             }
             times = timing.medians(functions, 3, 0.005, device=args.device)
         row = {"batch": batch, "input": input_size, "state": hidden_size, "what": what}

@@ -1,14 +1,17 @@
-"""Trains a character-level language model with the LLTM cell, then runs it four ways.
+"""Trains a character-level language model with an LLTM layer, then runs it four ways.
 
 The model reads Python's own documentation (or ``--text``) in chunks. An LLTM has no forget gate, so
 its cell state only ever adds up: carried from chunk to chunk it grew past 100,000, and validation
 ended at 4.8 bits per character. Every chunk starts from zeros instead, which brings it to 2.0.
 
 Afterwards the trained model runs eagerly, through torch.jit.script, torch.compile and torch.export,
-beside the same model with its cell in plain PyTorch: all have to agree, and each is timed.
+beside the same model in plain PyTorch: all have to agree, and each is timed. Last, the same model
+with nn.LSTM and with nn.GRU in place of the layer learns the same text.
 """
 
 import argparse
+import copy
+import functools
 import hashlib
 import math
 import os
@@ -39,14 +42,12 @@ try:
 except ImportError as error:
     sys.exit(f"char_lm.py: {error.name} is missing: pip install lltm_ops[demo]")
 
-State = tuple[Tensor, Tensor]
-Way = Callable[[Tensor, State], tuple[Tensor, State]]
+Way = Callable[[Tensor], Tensor]
+RNNS = {"LLTM": lltm_ops.LLTM, "LSTM": nn.LSTM, "GRU": nn.GRU}
 
 # What a checkpoint must share with the run that resumes from it, beside the text. The number of
 # steps is part of it, for the learning rate follows it.
 CONFIG = ("steps", "batch_size", "length", "embedding_size", "hidden_size", "learning_rate", "seed")
-# torch.compile and torch.export unroll the loop over time, and so take longer the longer it is.
-COMPARED_LENGTH = 16
 # Trained weights amplify the rounding of one step in the next.
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}
 
@@ -55,40 +56,42 @@ class UsageError(Exception):
     """Something the user gave cannot be used: the message says what, in one sentence."""
 
 
-class PlainCell(lltm_ops.LLTMCell):
-    """The same parameters, the mathematics in plain PyTorch."""
+class LoopOverTime(nn.Module):
+    """What the layer computes, step by step: by its operator for one step, or in plain PyTorch."""
 
-    def forward(self, input: Tensor, state: State) -> State:
-        return lltm_ops.reference(input, self.weights, self.bias, *state)
+    def __init__(self, layer: lltm_ops.LLTM, step: Callable[..., tuple[Tensor, Tensor]]) -> None:
+        super().__init__()
+        self.layer = layer
+        self.step = step
+
+    def forward(self, input: Tensor) -> tuple[Tensor, None]:
+        h = cell = input.new_zeros(len(input), self.layer.hidden_size)
+        outputs = []
+        for x in input.unbind(1):
+            h, cell = self.step(x, self.layer.weights_l0, self.layer.bias_l0, h, cell)
+            outputs.append(h)
+        return torch.stack(outputs, dim=1), None
 
 
 class CharLM(nn.Module):
-    """Embedding, cell and a linear layer: logits of each next character, and the last state."""
+    """Embedding, a recurrent layer and a linear one: logits of each next character."""
 
     def __init__(
-        self,
-        vocabulary_size: int,
-        embedding_size: int,
-        hidden_size: int,
-        cell_class: type[lltm_ops.LLTMCell] = lltm_ops.LLTMCell,
+        self, vocabulary_size: int, embedding_size: int, hidden_size: int, rnn: str = "LLTM"
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary_size, embedding_size)
-        self.cell = cell_class(embedding_size, hidden_size)
+        self.rnn = RNNS[rnn](embedding_size, hidden_size, batch_first=True)
         self.head = nn.Linear(hidden_size, vocabulary_size)
 
-    def forward(
-        self, tokens: Tensor, state: tuple[Tensor, Tensor]
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        outputs = []
-        for character in self.embedding(tokens).unbind(1):
-            state = self.cell(character, state)
-            outputs.append(state[0])
-        return self.head(torch.stack(outputs, dim=1)), state
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.rnn(self.embedding(tokens))[0])
 
-    def initial_state(self, batch_size: int) -> State:
-        zeros = self.head.weight.new_zeros(batch_size, self.cell.hidden_size)
-        return zeros, zeros
+    def step_by_step(self, step: Callable[..., tuple[Tensor, Tensor]]) -> "CharLM":
+        """A copy that runs the layer so."""
+        model = copy.deepcopy(self)
+        model.rnn = LoopOverTime(model.rnn, step)
+        return model
 
 
 @dataclass
@@ -149,6 +152,15 @@ class Training:
     vocabulary: str
     bits: list[float] = field(default_factory=list)
     validation_bits: list[tuple[int, float]] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls, model: CharLM, config: dict[str, Any], vocabulary: str, args: argparse.Namespace
+    ) -> "Training":
+        """At its beginning."""
+        optimizer = torch.optim.Adam(model.parameters(), lr=args.learning_rate)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.steps)
+        return cls(model, optimizer, scheduler, config, vocabulary)
 
     def save(self, path: Path) -> None:
         """Replaces the file in one go: whenever this is cut short, one whole checkpoint remains."""
@@ -211,7 +223,7 @@ def encode(text: str, vocabulary: str) -> Tensor:
 
 
 def loss_of(model: CharLM, chunks: Tensor, reduction: str = "mean") -> Tensor:
-    logits, _ = model(chunks[:, :-1], model.initial_state(len(chunks)))
+    logits = model(chunks[:, :-1])
     return F.cross_entropy(logits.flatten(0, 1), chunks[:, 1:].flatten(), reduction=reduction)
 
 
@@ -300,11 +312,12 @@ def sample(
     """The prompt, and characters drawn one by one from what the model expects after it."""
     device = model.head.weight.device
     generator = torch.Generator().manual_seed(seed)
-    tokens, state = encode(prompt, vocabulary)[None], model.initial_state(1)
+    tokens, state = encode(prompt, vocabulary)[None], None
     text = prompt
     for _ in range(length):
-        logits, state = model(tokens.to(device), state)
-        probabilities = torch.softmax(logits[0, -1].cpu() / temperature, dim=0)
+        output, state = model.rnn(model.embedding(tokens.to(device)), state)
+        logits = model.head(output[0, -1])
+        probabilities = torch.softmax(logits.cpu() / temperature, dim=0)
         tokens = torch.multinomial(probabilities, 1, generator=generator)[None]
         text += vocabulary[int(tokens)]
     return text
@@ -317,29 +330,22 @@ def script(model: CharLM) -> Way:
 
 
 def export(model: CharLM, tokens: Tensor) -> Way:
-    """Exported with two rows and a dynamic batch, to be called with as many as there are."""
-    batch = torch.export.Dim("batch")
-    arguments = (torch.zeros_like(tokens[:1]).repeat(2, 1), model.initial_state(2))
-    shapes = ({0: batch}, ({0: batch}, {0: batch}))
-    return torch.export.export(model, arguments, dynamic_shapes=shapes).module()
+    """Exported for any number of rows and characters."""
+    shapes = ({0: torch.export.Dim("batch"), 1: torch.export.Dim("time")},)
+    return torch.export.export(model, (tokens,), dynamic_shapes=shapes).module()
 
 
-def plain_model(model: CharLM) -> CharLM:
-    vocabulary_size, embedding_size = model.embedding.weight.shape
-    plain = CharLM(vocabulary_size, embedding_size, model.cell.hidden_size, PlainCell)
-    plain.load_state_dict(model.state_dict())
-    return plain.to(model.head.weight.device).eval()
-
-
-def seconds_per_call(ways: dict[str, Way], arguments: tuple[Tensor, State]) -> dict[str, float]:
+def seconds_per_call(
+    ways: dict[str, Callable[[Tensor], Any]], argument: Tensor
+) -> dict[str, float]:
     """The median of each one's best round: other programs can only add to the time of a round.
 
     The ways take turns, so that a quiet moment is nobody's alone.
     """
     timers = {
         name: Timer(
-            "way(*arguments)",
-            globals={"way": way, "arguments": arguments},
+            "way(argument)",
+            globals={"way": way, "argument": argument},
             num_threads=torch.get_num_threads(),
         )
         for name, way in ways.items()
@@ -356,8 +362,7 @@ def seconds_per_call(ways: dict[str, Way], arguments: tuple[Tensor, State]) -> d
 @torch.no_grad()
 def compare(model: CharLM, chunks: Tensor) -> bool:
     """Prints a table of all ways to run the model; whether they agree."""
-    tokens = chunks[:, :-1][:, :COMPARED_LENGTH].contiguous()
-    arguments = (tokens, model.initial_state(len(tokens)))
+    tokens = chunks[:, :-1].contiguous()
     ways: dict[str, Way] = {"eager": model}
     if sys.version_info < (3, 14):
         ways["torch.jit.script"] = script(model)
@@ -366,18 +371,17 @@ def compare(model: CharLM, chunks: Tensor) -> bool:
     ways["torch.compile"] = torch.compile(model, fullgraph=True)
     ways["torch.export"] = export(model, tokens)
     count = len(ways)
-    plain = plain_model(model)
-    ways["plain PyTorch"] = plain
-    ways["plain, compiled"] = torch.compile(plain, fullgraph=True)
+    ways["cell in a loop"] = model.step_by_step(lltm_ops.forward)
+    ways["plain PyTorch"] = model.step_by_step(lltm_ops.reference)
 
-    times = seconds_per_call(ways, arguments)
-    expected = model(*arguments)
+    times = seconds_per_call(ways, tokens)
+    expected = model(tokens)
     failures = []
     print(f"\nOne call, for {tokens.shape[1]} characters of each of {tokens.shape[0]} texts:")
     print(f"{'':18}{'difference':>12}{'time per call':>15}{'speed-up':>10}")
     for name, way in ways.items():
-        actual = way(*arguments)
-        difference = (actual[0] - expected[0]).abs().max().item()
+        actual = way(tokens)
+        difference = (actual - expected).abs().max().item()
         ratio = times["plain PyTorch"] / times[name]
         print(f"{name:18}{difference:12.1e}{times[name] * 1e3:12.2f} ms{ratio:9.2f}x")
         try:
@@ -387,6 +391,45 @@ def compare(model: CharLM, chunks: Tensor) -> bool:
     print("difference: largest of a logit from eager; speed-up: over plain PyTorch.")
     print("\n".join(failures) or f"The {count} ways agree, and plain PyTorch with them.")
     return not failures
+
+
+def learn(model: CharLM, corpus: Corpus, args: argparse.Namespace) -> Training:
+    """As :func:`train`, without a checkpoint, for a model to compare with."""
+    training = Training.of(model, {}, corpus.vocabulary, args)
+    with tqdm(total=args.steps, unit="step", desc=type(model.rnn).__name__, leave=False) as bar:
+        for step in range(args.steps):
+            loss = train_step(training, corpus.batches[step % len(corpus.batches)])
+            training.bits.append(loss / math.log(2))
+            bar.update()
+    bits = validate(model, corpus.validation, args.batch_size)
+    training.validation_bits.append((args.steps, bits))
+    return training
+
+
+def compare_layers(training: Training, corpus: Corpus, args: argparse.Namespace) -> None:
+    """Prints a table of what LLTM, LSTM and GRU learn, and how fast."""
+    trainings = {"LLTM": training}
+    for rnn in ("LSTM", "GRU"):
+        torch.manual_seed(args.seed)
+        trainings[rnn] = learn(new_model(corpus, args, rnn), corpus, args)
+    timed = {rnn: copy.deepcopy(training) for rnn, training in trainings.items()}
+    before = training.model.step_by_step(lltm_ops.forward)
+    timed["LLTM, cell in a loop"] = Training.of(before, {}, corpus.vocabulary, args)
+    batch = corpus.batches[0]
+    steps = {rnn: functools.partial(train_step, training) for rnn, training in timed.items()}
+    times = seconds_per_call(steps, batch)
+    characters = batch[:, 1:].numel()
+    print("\nLearning the same text:")
+    print(f"{'':22}{'parameters':>12}{'bits per character':>20}{'epoch':>10}{'characters/s':>14}")
+    for rnn, seconds in times.items():
+        parameters = sum(p.numel() for p in timed[rnn].model.parameters())
+        known = trainings.get(rnn)
+        bits = f"{known.validation_bits[-1][1]:.3f}" if known else ""
+        print(
+            f"{rnn:22}{parameters:12,}{bits:>20}{seconds * len(corpus.batches):8.1f} s"
+            f"{characters / seconds:14,.0f}"
+        )
+    print("bits per character: of the validation text, after as many steps; epoch: training only.")
 
 
 def positive(kind: type[int] | type[float]) -> Callable[[str], int | float]:
@@ -434,8 +477,8 @@ def command_line() -> argparse.ArgumentParser:
     add("--steps", "training steps in all", type=positive(int), metavar="N", default=1200)
     add("--batch-size", "chunks per step", type=positive(int), metavar="N", default=32)
     add("--length", "characters per chunk", type=positive(int), metavar="N", default=64)
-    add("--embedding-size", "inputs of the cell", type=positive(int), metavar="N", default=64)
-    add("--hidden-size", "state of the cell", type=positive(int), metavar="N", default=256)
+    add("--embedding-size", "inputs of the layer", type=positive(int), metavar="N", default=64)
+    add("--hidden-size", "state of the layer", type=positive(int), metavar="N", default=256)
     add("--learning-rate", "falls to 0 from", type=positive(float), metavar="X", default=0.01)
     add("--validate-every", "steps; saves, too", type=positive(int), metavar="N", default=200)
     add("--seed", "on a CPU, the same gives the same model", type=int, metavar="N", default=0)
@@ -446,15 +489,17 @@ def command_line() -> argparse.ArgumentParser:
     return parser
 
 
+def new_model(corpus: Corpus, args: argparse.Namespace, rnn: str = "LLTM") -> CharLM:
+    model = CharLM(len(corpus.vocabulary), args.embedding_size, args.hidden_size, rnn)
+    return model.to(args.device)
+
+
 def prepare(args: argparse.Namespace) -> tuple[Training, Corpus]:
     corpus = Corpus.of(read_text(args.text), args.batch_size, args.length, args.device)
     encode(args.prompt or "", corpus.vocabulary)
     torch.manual_seed(args.seed)
-    model = CharLM(len(corpus.vocabulary), args.embedding_size, args.hidden_size).to(args.device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=args.learning_rate)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.steps)
     config = {"text": corpus.digest} | {name: getattr(args, name) for name in CONFIG}
-    training = Training(model, optimizer, scheduler, config, corpus.vocabulary)
+    training = Training.of(new_model(corpus, args), config, corpus.vocabulary, args)
     if args.resume:
         training.load(args.output / "checkpoint.pt", args.device)
     try:
@@ -487,9 +532,12 @@ def main(argv: list[str] | None = None) -> int:
     print(f"\nA sample, temperature {args.temperature}:")
     prompt = args.prompt or corpus.opening
     print(sample(model, corpus.vocabulary, prompt, args.sample_length, args.temperature, args.seed))
-    if args.skip_compare or compare(model, corpus.validation[: args.batch_size]):
+    if args.skip_compare:
         return 0
-    return 1
+    agree = compare(model, corpus.validation[: args.batch_size])
+    model.train()
+    compare_layers(training, corpus, args)
+    return 0 if agree else 1
 
 
 if __name__ == "__main__":

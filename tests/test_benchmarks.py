@@ -51,6 +51,30 @@ def test_cell(tmp_path, dtype):
     assert (tmp_path / f"cell_cpu_{dtype}.png").read_bytes().startswith(PNG_SIGNATURE)
 
 
+def test_sequence(tmp_path):
+    options = ["--threads", 1, 2, "--shapes", "3x1x1x2", "9x17x4x6"]
+    printed = run("sequence.py", *options, "--rounds", 1, "--output", tmp_path)
+    rows = json.loads((tmp_path / "sequence_cpu_float32.json").read_text())["rows"]
+    assert len(rows) == 2 * 2 * 2
+    for row in rows:
+        assert set(row["microseconds"]) == set(SEQUENCE_NAMES)
+        assert f"{row['ratio']:.2f}" in printed
+    picture = tmp_path / "sequence_cpu_float32.png"
+    assert picture.read_bytes().startswith(PNG_SIGNATURE)
+
+
+def test_lengths(tmp_path):
+    options = ["--lengths", 1, 9, "--batch", 2, "--size", 3, "--rounds", 1]
+    printed = run("lengths.py", *options, "--output", tmp_path)
+    rows = json.loads((tmp_path / "lengths_cpu_float32.json").read_text())["rows"]
+    assert [(row["length"], row["form"]) for row in rows] == [
+        (1, "padded"), (1, "packed"), (9, "padded"), (9, "packed"),
+    ]  # fmt: skip
+    assert "9 steps, packed" in printed
+    picture = tmp_path / "lengths_cpu_float32.png"
+    assert picture.read_bytes().startswith(PNG_SIGNATURE)
+
+
 def test_sweep(tmp_path):
     sizes = ["--batches", 1, 17, "--inputs", 0, 3, "--states", 1, 5]
     printed = run("sweep.py", *sizes, "--output", tmp_path)
@@ -62,8 +86,11 @@ def test_sweep(tmp_path):
     assert picture.read_bytes().startswith(PNG_SIGNATURE)
 
 
-def row_of_table(row):
-    names = ["lltm_ops", "eager", "compile", "C++", "LSTMCell"]
+CELL_NAMES = ["lltm_ops", "eager", "compile", "C++", "LSTMCell"]
+SEQUENCE_NAMES = ["lltm_ops", "cell in a loop", "eager loop", "LSTM", "GRU"]
+
+
+def row_of_table(row, names):
     times = [row["microseconds"][name] for name in names]
     shown = [f"{time:.1f}" if time < 100 else f"{time:.0f}" for time in times]
     cells = [row["shape"], str(row["threads"]), row["what"], *shown]
@@ -72,12 +99,16 @@ def row_of_table(row):
     return f"| {' | '.join([*cells, ratio, roof])} |"
 
 
-def test_documented_figures_are_the_measured_ones():
+@pytest.mark.parametrize(
+    ("name", "sizes", "names"), [("cell", 3, CELL_NAMES), ("sequence", 4, SEQUENCE_NAMES)]
+)
+def test_documented_figures_are_the_measured_ones(name, sizes, names):
     document = (ROOT / "docs" / "performance.md").read_text()
-    documented = re.findall(r"^\| \d+ x \d+ x \d+ \| \d+ \| .*\|$", document, re.MULTILINE)
+    shape = " x ".join([r"\d+"] * sizes)
+    documented = re.findall(rf"^\| {shape} \| \d+ \| .*\|$", document, re.MULTILINE)
     measured = [
-        row_of_table(row)
+        row_of_table(row, names)
         for dtype in ("float32", "bfloat16")
-        for row in json.loads((FIGURES / f"cell_cpu_{dtype}.json").read_text())["rows"]
+        for row in json.loads((FIGURES / f"{name}_cpu_{dtype}.json").read_text())["rows"]
     ]
     assert documented == measured

@@ -91,14 +91,23 @@ def test_char_lm_learns_and_leaves_its_results(trained):
 
 def test_char_lm_runs_four_ways_that_agree(trained):
     _, printed = trained
-    ways = ["eager", "torch.compile", "torch.export", "plain PyTorch"]
+    ways = ["eager", "torch.compile", "torch.export", "cell in a loop", "plain PyTorch"]
     if sys.version_info < (3, 14):
         ways.append("torch.jit.script")
     else:
         assert "torch.jit.script is left out" in printed
     for way in ways:
         assert re.search(rf"^{re.escape(way)} .* ms .*x$", printed, re.MULTILINE)
-    assert f"The {len(ways) - 1} ways agree" in printed
+    assert f"The {len(ways) - 2} ways agree" in printed
+
+
+def test_char_lm_compares_layers(trained):
+    _, printed = trained
+    table = printed.split("Learning the same text:")[1]
+    bits = re.findall(r"^(LLTM|LSTM|GRU) +[\d,]+ +(\d\.\d{3}) .* s +[\d,]+$", table, re.MULTILINE)
+    assert [rnn for rnn, _ in bits] == ["LLTM", "LSTM", "GRU"]
+    assert all(float(value) < 6 for _, value in bits)
+    assert re.search(r"^LLTM, cell in a loop .* s +[\d,]+$", table, re.MULTILINE)
 
 
 def test_char_lm_resumes_after_ctrl_c_as_if_it_had_not_stopped(tmp_path):
