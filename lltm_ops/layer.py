@@ -41,13 +41,14 @@ class LLTM(nn.Module):
     The last three (``recurrent_dropout`` only in training) run step by step, out of the cell or,
     for ``layer_norm``, out of plain PyTorch: several times as long, and unrolled by torch.compile.
 
-    Inputs: ``input, (h_0, c_0), resets``
+    Inputs: ``input, (h_0, c_0), resets, batch_sizes``
         ``input`` is ``[time, batch, input_size]``, ``[time, input_size]`` or a
         :class:`~torch.nn.utils.rnn.PackedSequence`, sorted or not. ``h_0`` and ``c_0`` are
         ``[num_layers * directions, batch, hidden_size]``, without batch if ``input`` has none, and
         default to zeros. ``resets`` are bool, of the sizes of ``input`` but the last (packed: of
         the rows of ``input.data``): where true, a step begins with zeros instead of the state of
-        the step before it.
+        the step before it. ``batch_sizes`` makes ``input`` the data of a packed sequence, for
+        TorchScript, which knows no PackedSequence; the results are then in its order, too.
 
     Outputs: ``output, (h_n, c_n)``, and ``cells`` with ``return_cells``
         ``output`` is the hidden state of the last layer after each step, ``[time, batch,
@@ -128,6 +129,7 @@ class LLTM(nn.Module):
         self.recurrent_dropout = float(recurrent_dropout)
         self.zoneout = float(zoneout)
         self.layer_norm = layer_norm
+        self._parameter_names: List[str] = []
         directions = ("", "_reverse") if bidirectional else ("",)
         for layer in range(num_layers):
             features = input_size if layer == 0 else len(directions) * hidden_size
@@ -140,7 +142,8 @@ class LLTM(nn.Module):
             for direction in directions:
                 for name, shape in shapes.items():
                     parameter = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
-                    self.register_parameter(f"{name}_l{layer}{direction}", parameter)
+                    self._parameter_names.append(f"{name}_l{layer}{direction}")
+                    self.register_parameter(self._parameter_names[-1], parameter)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -149,7 +152,8 @@ class LLTM(nn.Module):
         The scales of ``layer_norm`` become ones, its shifts zeros.
         """
         bound = 1.0 / math.sqrt(self.hidden_size)
-        for name, parameter in self.named_parameters():
+        for name in self._parameter_names:
+            parameter = getattr(self, name)
             if name.startswith("layer_norm_weight"):
                 nn.init.ones_(parameter)
             elif name.startswith("layer_norm_bias"):
@@ -165,47 +169,29 @@ class LLTM(nn.Module):
         input: Tensor,
         state: Optional[Tuple[Tensor, Tensor]] = None,
         resets: Optional[Tensor] = None,
+        batch_sizes: Optional[Tensor] = None,
     ):
         # TorchScript knows no PackedSequence, and compiles neither condition nor call.
         if not torch.jit.is_scripting():  # type: ignore[attr-defined]
             if isinstance(input, PackedSequence):
                 return self._forward_packed_sequence(input, state, resets)
-        batched = input.dim() != 2
-        if not batched:
-            input = input.unsqueeze(1)
-            if resets is not None:
-                resets = resets.unsqueeze(1)
+        if batch_sizes is not None:
+            output, cells, h_n, c_n = self._run(input, state, batch_sizes, resets)
+        elif input.dim() == 2:
             if state is not None:
                 state = (state[0].unsqueeze(1), state[1].unsqueeze(1))
-        elif self.batch_first:
-            input = input.transpose(0, 1)
             if resets is not None:
-                resets = resets.transpose(0, 1)
-        output, cells, h_n, c_n = self._run(input, input.size(1), state, None, resets)
-        if not batched:
+                resets = resets.unsqueeze(1)
+            output, cells, h_n, c_n = self._run(input.unsqueeze(1), state, None, resets)
             output, cells = output.squeeze(1), cells.squeeze(1)
             h_n, c_n = h_n.squeeze(1), c_n.squeeze(1)
-        elif self.batch_first:
+        elif self.batch_first and input.dim() == 3:
+            if resets is not None and resets.dim() == 2:
+                resets = resets.transpose(0, 1)
+            output, cells, h_n, c_n = self._run(input.transpose(0, 1), state, None, resets)
             output, cells = output.transpose(0, 1), cells.transpose(0, 1)
-        if self.return_cells:
-            return output, (h_n, c_n), cells
         else:
-            return output, (h_n, c_n)
-
-    @torch.jit.export
-    def forward_packed(  # type: ignore[no-untyped-def]
-        self,
-        input: Tensor,
-        batch_sizes: Tensor,
-        state: Optional[Tuple[Tensor, Tensor]] = None,
-        resets: Optional[Tensor] = None,
-    ):
-        """The call, for ``data`` and ``batch_sizes`` of a packed sequence, as TorchScript needs it.
-
-        The sequences are in the order of their lengths, in the state, too.
-        """
-        batch = int(batch_sizes[0]) if batch_sizes.numel() > 0 else 0
-        output, cells, h_n, c_n = self._run(input, batch, state, batch_sizes, resets)
+            output, cells, h_n, c_n = self._run(input, state, None, resets)
         if self.return_cells:
             return output, (h_n, c_n), cells
         else:
@@ -228,7 +214,7 @@ class LLTM(nn.Module):
         data, batch_sizes, sorted_indices, unsorted_indices = input
         if state is not None:
             state = permuted(state, sorted_indices)
-        results = self.forward_packed(data, batch_sizes, state, resets)
+        results = self.forward(data, state, resets, batch_sizes)
         packed = [PackedSequence(rows, *input[1:]) for rows in (results[0], *results[2:])]
         return packed[0], permuted(results[1], unsorted_indices), *packed[1:]
 
@@ -239,17 +225,28 @@ class LLTM(nn.Module):
 
     @torch.jit.unused
     def _parameters_in_order(self) -> List[Tensor]:
-        return list(self.parameters())
+        # By their names, where pruning and parametrization put what is to be used.
+        return [getattr(self, name) for name in self._parameter_names]
 
     def _run(
         self,
         input: Tensor,
-        batch: int,
         state: Optional[Tuple[Tensor, Tensor]],
         batch_sizes: Optional[Tensor],
         resets: Optional[Tensor],
     ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Output and cells of the last layer, h_n and c_n of all."""
+        """Output and cells of the last layer, h_n and c_n of all. Time comes first."""
+        if input.dim() != 3 and batch_sizes is None:
+            raise RuntimeError(
+                "lltm_ops.LLTM: expected input to have 2 dimensions [time, input_size] or 3 with a "
+                f"batch, but got {input.dim()}"
+            )
+        if batch_sizes is None:
+            batch = input.size(1)
+        elif batch_sizes.dim() == 1 and batch_sizes.size(0) > 0:
+            batch = int(batch_sizes[0])
+        else:
+            batch = 0
         directions = 2 if self.bidirectional else 1
         count = self.num_layers * directions
         if state is None:
@@ -342,6 +339,12 @@ class LLTM(nn.Module):
             steps = list(torch.split(input, sizes))
         resets_of_steps: List[Tensor] = []
         if resets is not None:
+            if resets.dtype != torch.bool or list(resets.shape) != list(input.shape[:-1]):
+                raise RuntimeError(
+                    "lltm_ops.LLTM: expected resets to be bool, of the sizes of input but the "
+                    f"last, {list(input.shape[:-1])}, but got {resets.dtype} of sizes "
+                    f"{list(resets.shape)}"
+                )
             resets_of_steps = list(torch.split(resets.flatten(), sizes))
         mask = F.dropout(torch.ones_like(h_0), self.recurrent_dropout, self.training)
         h, cell = h_0, c_0
@@ -381,10 +384,12 @@ class LLTM(nn.Module):
     def _zoned_out(self, old: Tensor, new: Tensor) -> Tensor:
         if self.zoneout == 0:
             return new
+        old = old.to(new.dtype)  # under autocast the initial state has another
         if self.training:
-            kept = torch.rand_like(new) < self.zoneout
+            # In float32: half types cannot tell small probabilities apart.
+            kept = torch.rand_like(new, dtype=torch.float32) < self.zoneout
             return torch.where(kept, old, new)
-        return torch.lerp(new, old, self.zoneout)
+        return self.zoneout * old + (1 - self.zoneout) * new
 
     def extra_repr(self) -> str:
         options = [
@@ -435,4 +440,6 @@ def _layer_norm_cell(
     candidate = F.elu(F.layer_norm(products[2], size, scale[2], shift[2]))
     new_cell = old_cell + candidate * input_gate
     normalised = F.layer_norm(new_cell, size, scale[3], scales[1])
-    return torch.tanh(normalised) * output_gate, new_cell
+    new_h = torch.tanh(normalised) * output_gate
+    # Autocast normalises in float32.
+    return new_h.to(products[0].dtype), new_cell.to(products[0].dtype)

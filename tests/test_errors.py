@@ -229,6 +229,7 @@ SEQUENCE_VALUE_CASES = {
 SEQUENCE_SPECIAL_CASES = {
     "h0 None": replace("h0", lambda t: None),
     "weights on another device": replace("weights", lambda t: t.to("meta")),
+    "batch_sizes on another device": packed(replace("batch_sizes", lambda t: t.to("meta"))),
     "resets on another device": lambda a: a.update(
         resets=torch.zeros(5, 3, dtype=torch.bool, device="meta")
     ),
@@ -271,6 +272,7 @@ batch_sizes of fewer rows: lltm::sequence_forward: expected input to have sum(ba
 batch_sizes of more rows: lltm::sequence_forward: expected input to have sum(batch_sizes) = 15 rows, but got 11
 h0 None: lltm::sequence_forward: expected h0 to be a tensor, but got an undefined tensor or None
 weights on another device: lltm::sequence_forward: expected weights to be on the device of input, cpu, but got meta
+batch_sizes on another device: lltm::sequence_forward: expected batch_sizes to be on the CPU, but got meta
 resets on another device: lltm::sequence_forward: expected resets to be on the device of input, cpu, but got meta
 c0 sparse: lltm::sequence_forward: expected c0 to be a dense tensor, but got layout Sparse""",
     )

@@ -13,6 +13,7 @@ import torch
 from common import each_device, each_dtype, sequence_reference
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.nn.utils import parametrize, prune
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
 
 import lltm_ops
@@ -262,6 +263,90 @@ def test_other_errors_are_those_of_the_operator():
             layer(bad)
 
 
+@pytest.mark.parametrize("slow", [{}, *SLOW_OPTIONS], ids=str)
+@pytest.mark.parametrize(
+    "resets",
+    [torch.zeros(3, 4, dtype=torch.bool), torch.zeros(12, dtype=torch.bool), torch.zeros(4, 3)],
+    ids=["[batch, time]", "flat", "float"],
+)
+def test_wrong_resets_are_refused(slow, resets):
+    with pytest.raises(RuntimeError, match="expected resets to "):
+        lltm_ops.LLTM(5, 6, **slow)(torch.randn(4, 3, 5), None, resets)
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("sizes", [(5,), (1, 4, 3, 5)], ids=str)
+def test_input_of_other_rank_is_refused(batch_first, sizes):
+    with pytest.raises(RuntimeError, match=r"lltm_ops.LLTM: expected input to have 2 dimensions"):
+        lltm_ops.LLTM(5, 6, batch_first=batch_first)(torch.randn(sizes))
+
+
+# Parameters that are not where the constructor put them.
+
+
+def replace_by_plain_tensor(module, name, tensor):
+    delattr(module, name)
+    setattr(module, name, tensor)
+
+
+ZEROED = {
+    "pruned": lambda module, name: prune.l1_unstructured(module, name, 1.0),
+    "parametrized": lambda module, name: parametrize.register_parametrization(
+        module, name, Times(0.0)
+    ),
+    "assigned": lambda module, name: setattr(
+        module, name, nn.Parameter(torch.zeros_like(getattr(module, name)))
+    ),
+    "plain tensor": lambda module, name: replace_by_plain_tensor(
+        module, name, torch.zeros_like(getattr(module, name))
+    ),
+}
+
+
+class Times(nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, tensor):
+        return tensor * self.factor
+
+
+@pytest.mark.parametrize("name", ["weights_l0", "bias_l0", "weights_l1_reverse"])
+@pytest.mark.parametrize("how", ZEROED)
+def test_a_parameter_is_what_its_name_says(name, how):
+    layer = lltm_ops.LLTM(5, 6, num_layers=2, bidirectional=True)
+    expected = copy.deepcopy(layer)
+    with torch.no_grad():
+        getattr(expected, name).zero_()
+    ZEROED[how](layer, name)
+    input = torch.randn(7, 3, 5)
+    assert_close(layer(input), expected(input))
+
+
+def test_layers_that_share_parameters():
+    layer = lltm_ops.LLTM(6, 6, num_layers=2)
+    expected = copy.deepcopy(layer)
+    layer.weights_l1 = layer.weights_l0
+    expected.load_state_dict(layer.state_dict())
+    input = torch.randn(7, 3, 6)
+    assert_close(layer(input), expected(input))
+
+
+def test_a_subclass_with_parameters_of_its_own():
+    class WithHead(lltm_ops.LLTM):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            self.scale = nn.Parameter(torch.ones(6))
+            self.head = nn.Linear(6, 2)
+
+    layer = WithHead(5, 6, num_layers=2, layer_norm=True)
+    plain = lltm_ops.LLTM(5, 6, num_layers=2, layer_norm=True)
+    plain.load_state_dict({name: layer.state_dict()[name] for name in plain.state_dict()})
+    input = torch.randn(7, 3, 5)
+    assert_close(layer(input), plain(input))
+
+
 # What runs step by step.
 
 
@@ -315,6 +400,13 @@ def test_zoneout():
         new_h, new_cell = lltm_ops.reference(input[t], layer.weights_l0, layer.bias_l0, h, cell)
         h, cell = 0.25 * h + 0.75 * new_h, 0.25 * cell + 0.75 * new_cell
         torch.testing.assert_close((output[t], cells[t]), (h, cell))
+
+
+def test_small_probabilities_of_zoneout_in_half_types():
+    torch.manual_seed(0)
+    layer = lltm_ops.LLTM(1, 4096, zoneout=0.001, dtype=torch.bfloat16)
+    output, _ = layer(torch.zeros(1, 64, 1, dtype=torch.bfloat16))
+    assert 0.0008 < (output == 0).double().mean() < 0.0012
 
 
 def test_recurrent_dropout_takes_one_mask_for_all_steps():
@@ -406,7 +498,9 @@ def test_scripted_saved_loaded_and_trained(options, return_cells):
     for arguments in ((input,), (input, state_of(layer, batch)), (input, None, resets)):
         assert_close(loaded(*arguments), layer(*arguments), rtol=0, atol=0)
     packed = pack_sequence([torch.randn(length, 5) for length in (5, 3, 2)])
-    assert_close(loaded.forward_packed(*packed[:2]), layer.forward_packed(*packed[:2]))
+    results = layer(packed)
+    expected = (results[0].data, results[1], *(cells.data for cells in results[2:]))
+    assert_close(loaded(packed.data, batch_sizes=packed.batch_sizes), expected)
     for module in (layer.train(), loaded.train()):
         torch.manual_seed(0)
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
@@ -505,9 +599,23 @@ def test_gradients_of_what_runs_step_by_step(device, slow):
     assert torch.autograd.gradcheck(call, (input,))
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="TorchScript ends with Python 3.13")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:FutureWarning")
+@each_structure
+def test_traced(options):
+    model = nn.Sequential(lltm_ops.LLTM(5, 6, **options))
+    traced = torch.jit.trace(model, (torch.randn(7, 4, 5),))
+    input = torch.randn(7, 4, 5)
+    assert_close(traced(input), model(input))
+
+
 @each_device
-def test_autocast(device):
-    layer = lltm_ops.LLTM(5, 6, num_layers=2, bidirectional=True, device=device)
+@pytest.mark.parametrize("slow", [{}, *SLOW_OPTIONS], ids=str)
+@pytest.mark.parametrize("training", [False, True])
+def test_autocast(device, slow, training):
+    layer = lltm_ops.LLTM(5, 6, num_layers=2, bidirectional=True, device=device, **slow)
+    layer.train(training)
     with torch.autocast(device, torch.bfloat16):
         output, (h_n, c_n) = layer(torch.randn(7, 4, 5, device=device))
     assert {output.dtype, h_n.dtype, c_n.dtype} == {torch.bfloat16}

@@ -97,6 +97,34 @@ def test_packed_is_what_each_sequence_gives_alone():
         torch.testing.assert_close(output[places], alone[:, 0])
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("zeros", [1, 3])
+def test_steps_that_no_sequence_has(reverse, zeros):
+    """Also where they would begin a chunk of their own, of which backward sums nothing."""
+    rows = 1100
+    _, weights, bias, h0, c0, *_ = sequence_inputs(shape=(1, rows, 5, 4))
+    input = torch.randn(rows, 5)
+    results = []
+    for sizes in ([rows], [rows] + [0] * zeros):
+        tensors = [t.clone().requires_grad_() for t in (input, weights, bias, h0, c0)]
+        outputs = forward(*tensors, torch.tensor(sizes), reverse)
+        [torch.full((12, 9), float("nan")) for _ in range(50)]  # what fresh memory may hold
+        results.append([*outputs, *torch.autograd.grad(outputs[0].sum(), tensors)])
+    for ours, exact in zip(*results, strict=True):
+        assert torch.equal(ours, exact)
+
+
+def test_a_reset_is_any_byte_but_zero():
+    input, weights, bias, h0, c0, *_ = sequence_inputs(requires_grad=True)
+    bytes_of_resets = torch.randint(0, 2, (5, 3), dtype=torch.uint8) * 255
+    results = []
+    for resets in (bytes_of_resets.view(torch.bool), bytes_of_resets.bool()):
+        output, _ = forward(input, weights, bias, h0, c0, resets=resets)
+        results.append([output, *torch.autograd.grad(output.sum(), [input, weights, h0])])
+    for ours, exact in zip(*results, strict=True):
+        assert torch.equal(ours, exact)
+
+
 def test_a_reset_begins_a_new_sequence_also_after_what_is_not_finite():
     input, weights, bias, h0, c0, *_ = sequence_inputs(shape=(12, 2, 5, 33))
     input[3, 0] = float("nan")

@@ -34,7 +34,7 @@ struct SequenceBackwardArguments : CellSizes {
   const scalar_t* input;
   const scalar_t* weights;
   const scalar_t* h0;
-  const bool* resets; // null: none
+  const uint8_t* resets; // null: none
   scalar_t* d_input;
   scalar_t* d_weights;
   scalar_t* d_bias;
@@ -107,9 +107,9 @@ class SequenceBackwardRecurrence {
   explicit SequenceBackwardRecurrence(
       const SequenceBackwardArguments<scalar_t>& arguments)
       : a_(arguments),
-        shape_(shape()),
         width_(width()),
         panels_((a_.state_size + width_ - 1) / width_),
+        shape_(shape()),
         weights_(packs_ ? panels_ * width_ * size_k_ : 0),
         d_h_(a_.batch * a_.state_size),
         d_cell_(a_.batch * a_.state_size) {
@@ -148,14 +148,13 @@ class SequenceBackwardRecurrence {
         nanoseconds,
         a_.steps.size(),
         max_row_groups(a_.packed, a_.batch, weight_bytes),
-        (a_.state_size + kVector - 1) / kVector);
+        panels_);
   }
 
-  // Units of a panel: every thread has one.
+  // Units of a panel: a choice of the size alone, so that results do not depend
+  // on the number of threads.
   int64_t width() const {
-    constexpr int64_t kMaxWidth = 64;
-    const auto share = a_.state_size / shape_.unit_groups;
-    return std::clamp(round_up(share, kVector), kVector, kMaxWidth);
+    return a_.state_size >= 512 ? 64 : 32;
   }
 
   const gemm_t* panel(int64_t i) const {
@@ -283,7 +282,7 @@ class SequenceBackwardRecurrence {
     const auto first = panels.begin * width_;
     const auto units = std::min(panels.end * width_, a_.state_size) - first;
     for (int64_t row = rows.begin; row < rows.end; ++row) {
-      if (a_.resets[a_.steps[step].first_row + row]) {
+      if (a_.resets[a_.steps[step].first_row + row] != 0) {
         const auto at = row * a_.state_size + first;
         std::fill_n(d_h_.data() + at, units, opmath_t(0));
         std::fill_n(d_cell_.data() + at, units, opmath_t(0));
@@ -296,9 +295,9 @@ class SequenceBackwardRecurrence {
   // Panels pay from a few steps on, where the rows of weights can be used as
   // they lie.
   const bool packs_ = kConverts || a_.steps.size() > 4;
-  const TeamShape shape_;
   const int64_t width_;
   const int64_t panels_;
+  const TeamShape shape_;
   const Scratch<gemm_t> weights_;
   const Scratch<opmath_t> d_h_;
   const Scratch<opmath_t> d_cell_;

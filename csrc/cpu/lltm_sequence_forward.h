@@ -28,7 +28,7 @@ struct SequenceForwardArguments : CellSizes {
   const scalar_t* bias;
   const scalar_t* h0;
   const scalar_t* c0;
-  const bool* resets; // null: none
+  const uint8_t* resets; // null: none
   scalar_t* output;
   scalar_t* cells;
   scalar_t* gates; // null: not wanted

@@ -67,8 +67,9 @@ at::Tensor empty_rows(const at::Tensor& input, int64_t columns) {
   return at::empty(sizes, input.options());
 }
 
-const bool* pointer_or_null(const at::Tensor& tensor) {
-  return tensor.defined() ? tensor.const_data_ptr<bool>() : nullptr;
+const uint8_t* bytes_or_null(const at::Tensor& resets) {
+  return resets.defined() ? static_cast<const uint8_t*>(resets.const_data_ptr())
+                          : nullptr;
 }
 
 at::Tensor contiguous_or_none(const OptionalTensor& tensor) {
@@ -119,7 +120,7 @@ ForwardWithGatesResult sequence_forward_kernel_impl(
             bias_->const_data_ptr<scalar_t>(),
             h0_->const_data_ptr<scalar_t>(),
             c0_->const_data_ptr<scalar_t>(),
-            pointer_or_null(resets_),
+            bytes_or_null(resets_),
             output.mutable_data_ptr<scalar_t>(),
             cells.mutable_data_ptr<scalar_t>(),
             write_gates ? gates.mutable_data_ptr<scalar_t>() : nullptr,
@@ -224,7 +225,7 @@ BackwardResult sequence_backward_kernel(
               input_->const_data_ptr<scalar_t>(),
               weights_->const_data_ptr<scalar_t>(),
               h0_->const_data_ptr<scalar_t>(),
-              pointer_or_null(resets_),
+              bytes_or_null(resets_),
               pointer(d_input),
               pointer(d_weights),
               pointer(d_bias),

@@ -17,12 +17,16 @@ struct OldStates {
   int64_t state_size;
   const scalar_t* states;
   const scalar_t* initial;
-  const bool* resets; // null: none
+  // Null: none. Of bytes: those of a view of uint8 as bool may be any.
+  const uint8_t* resets;
 
   // Of rows [begin, end) of a step: where they lie, or scratch, if they do not
   // lie together.
   const scalar_t*
   rows(int64_t step, int64_t begin, int64_t end, scalar_t* scratch) const {
+    if (begin >= end) {
+      return initial;
+    }
     const auto carried = steps[step].carried;
     if (!any_reset(step, begin, end)) {
       if (end <= carried) {
@@ -46,9 +50,12 @@ struct OldStates {
   }
 
   bool any_reset(int64_t step, int64_t begin, int64_t end) const {
-    const auto first = steps[step].first_row;
-    return resets != nullptr &&
-        std::memchr(resets + first + begin, 1, end - begin) != nullptr;
+    if (resets == nullptr) {
+      return false;
+    }
+    const auto* row = resets + steps[step].first_row;
+    return std::any_of(
+        row + begin, row + end, [](uint8_t reset) { return reset != 0; });
   }
 
  private:

@@ -11,9 +11,10 @@ void check_optional_devices(
     const at::Tensor& input,
     const OptionalTensor& batch_sizes,
     const OptionalTensor& resets) {
-  // Fake tensors hide their device as meta.
+  // Beside others on meta: fake tensors hide their device as that.
   TORCH_CHECK(
-      !batch_sizes || batch_sizes->is_cpu() || batch_sizes->is_meta(),
+      !batch_sizes || batch_sizes->is_cpu() ||
+          (batch_sizes->is_meta() && input.is_meta()),
       op,
       ": expected batch_sizes to be on the CPU, but got ",
       batch_sizes->device());

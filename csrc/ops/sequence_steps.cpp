@@ -96,7 +96,11 @@ std::vector<SequenceChunk> sequence_chunks(
   std::vector<SequenceChunk> chunks;
   for (int64_t i = 0; i < static_cast<int64_t>(steps.size()); ++i) {
     const auto& step = steps[i];
-    if (chunks.empty() || chunks.back().rows + step.rows > max_rows) {
+    // None without rows: backward sets gradients in the last chunk, and adds to
+    // them in the others.
+    if (chunks.empty() ||
+        (chunks.back().rows > 0 && step.rows > 0 &&
+         chunks.back().rows + step.rows > max_rows)) {
       chunks.push_back({i, i, step.first_row, 0});
     }
     auto& chunk = chunks.back();
