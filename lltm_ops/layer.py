@@ -265,6 +265,9 @@ class LLTM(nn.Module):
         else:
             parameters = self._parameters_in_order()
         each = len(parameters) // count
+        last_rows: Optional[Tensor] = None
+        if batch_sizes is not None and batch > 0:
+            last_rows = _last_rows(batch_sizes, batch).to(input.device)
         last_h: List[Tensor] = []
         last_c: List[Tensor] = []
         output, cells = input, input
@@ -282,8 +285,8 @@ class LLTM(nn.Module):
                 )  # fmt: skip
                 outputs.append(output)
                 all_cells.append(cells)
-                last_h.append(_last_state(output, h_0[i], batch_sizes, reverse))
-                last_c.append(_last_state(cells, c_0[i], batch_sizes, reverse))
+                last_h.append(_last_state(output, h_0[i], last_rows, reverse))
+                last_c.append(_last_state(cells, c_0[i], last_rows, reverse))
             if directions == 2:
                 output, cells = torch.cat(outputs, -1), torch.cat(all_cells, -1)
         return output, cells, torch.stack(last_h), torch.stack(last_c)
@@ -401,19 +404,24 @@ class LLTM(nn.Module):
 
 
 def _last_state(
-    states: Tensor, initial: Tensor, batch_sizes: Optional[Tensor], reverse: bool
+    states: Tensor, initial: Tensor, last_rows: Optional[Tensor], reverse: bool
 ) -> Tensor:
-    """After the step that runs last: of each sequence its own last one."""
-    if batch_sizes is None:
-        if states.size(0) == 0:
-            return initial
-        return states[0] if reverse else states[-1]
-    if reverse or batch_sizes.numel() == 0:
-        return states[: initial.size(0)]
-    sequences = torch.arange(initial.size(0))
+    """After the step that runs last: of each packed sequence its own last one."""
+    if last_rows is not None:
+        if reverse or states.size(0) == 0:
+            return states[: initial.size(0)]
+        return states.index_select(0, last_rows)
+    if states.size(0) == 0:
+        return initial
+    return states[0] if reverse else states[-1]
+
+
+def _last_rows(batch_sizes: Tensor, batch: int) -> Tensor:
+    """Where the last step of each packed sequence lies."""
+    sequences = torch.arange(batch)
     lengths = batch_sizes.numel() - torch.searchsorted(batch_sizes.flip(0), sequences, right=True)
     starts = batch_sizes.cumsum(0) - batch_sizes
-    return states.index_select(0, (starts[lengths - 1] + sequences).to(states.device))
+    return starts[lengths - 1] + sequences
 
 
 def _row_of_batch(batch_sizes: Tensor) -> Tensor:
