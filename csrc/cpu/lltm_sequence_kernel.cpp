@@ -60,13 +60,6 @@ void forward_all_steps(const SequenceForwardArguments<scalar_t>& arguments) {
   SequenceForward<scalar_t, at::opmath_type<scalar_t>>(arguments).run();
 }
 
-// The sizes of input, but the last.
-at::Tensor empty_rows(const at::Tensor& input, int64_t columns) {
-  auto sizes = input.sizes().vec();
-  sizes.back() = columns;
-  return at::empty(sizes, input.options());
-}
-
 const uint8_t* bytes_or_null(const at::Tensor& resets) {
   return resets.defined() ? static_cast<const uint8_t*>(resets.const_data_ptr())
                           : nullptr;

@@ -27,9 +27,9 @@ class Barrier {
       phase_.store(phase + 1, std::memory_order_release);
       return !failed();
     }
-    // Longer than a step takes; after that, the one that is missing may be
-    // waiting for this very core.
-    constexpr int kSpins = 20000;
+    // Some 30 us. Whoever has not come by then may be waiting for this very
+    // core.
+    constexpr int kSpins = 2000;
     for (int spin = 0; phase_.load(std::memory_order_acquire) == phase;
          ++spin) {
       if (failed()) {

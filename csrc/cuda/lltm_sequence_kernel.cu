@@ -146,12 +146,6 @@ class SequenceForward {
   const at::Tensor cells_;
 };
 
-at::Tensor empty_rows(const at::Tensor& input, int64_t columns) {
-  auto sizes = input.sizes().vec();
-  sizes.back() = columns;
-  return at::empty(sizes, input.options());
-}
-
 at::Tensor flat_or_none(const OptionalTensor& tensor) {
   return tensor ? tensor->flatten() : at::Tensor();
 }

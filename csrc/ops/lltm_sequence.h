@@ -20,6 +20,18 @@ namespace lltm {
 
 using OptionalTensor = std::optional<at::Tensor>;
 
+// The type of sequence_forward and of its twin with gates.
+template <typename Result>
+using SequenceForwardOp = Result(
+    const at::Tensor&,
+    const at::Tensor&,
+    const at::Tensor&,
+    const at::Tensor&,
+    const at::Tensor&,
+    const OptionalTensor&,
+    bool,
+    const OptionalTensor&);
+
 // Returns (output, cells): h and the cell state of all steps.
 ForwardResult sequence_forward(
     const at::Tensor& input,

@@ -9,18 +9,7 @@ namespace lltm {
 
 namespace {
 
-template <typename Result>
-using SequenceForward = Result(
-    const at::Tensor&,
-    const at::Tensor&,
-    const at::Tensor&,
-    const at::Tensor&,
-    const at::Tensor&,
-    const OptionalTensor&,
-    bool,
-    const OptionalTensor&);
-
-template <typename Result, SequenceForward<Result> op>
+template <typename Result, SequenceForwardOp<Result> op>
 Result sequence_forward_autocast(
     const at::Tensor& input,
     const at::Tensor& weights,

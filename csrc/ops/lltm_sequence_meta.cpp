@@ -1,5 +1,6 @@
 #include "ops/lltm_sequence.h"
 #include "ops/lltm_sequence_checks.h"
+#include "ops/sequence_steps.h"
 
 #include <torch/library.h>
 
@@ -8,13 +9,6 @@
 namespace lltm {
 
 namespace {
-
-// The sizes of input, but the last.
-at::Tensor empty_rows(const at::Tensor& input, const c10::SymInt& columns) {
-  auto sizes = input.sym_sizes().vec();
-  sizes.back() = columns;
-  return input.new_empty_symint(sizes);
-}
 
 ForwardWithGatesResult sequence_forward_with_gates_meta(
     const at::Tensor& input,

@@ -12,17 +12,6 @@ namespace lltm {
 
 namespace {
 
-template <typename Result>
-using SequenceForward = Result(
-    const at::Tensor&,
-    const at::Tensor&,
-    const at::Tensor&,
-    const at::Tensor&,
-    const at::Tensor&,
-    const OptionalTensor&,
-    bool,
-    const OptionalTensor&);
-
 void check_not_mapped(const char* op, const OptionalTensor& batch_sizes) {
   TORCH_CHECK(
       !batch_sizes ||
@@ -34,8 +23,8 @@ void check_not_mapped(const char* op, const OptionalTensor& batch_sizes) {
 
 template <
     typename Result,
-    SequenceForward<Result> op,
-    SequenceForward<Result> composite_op>
+    SequenceForwardOp<Result> op,
+    SequenceForwardOp<Result> composite_op>
 Result sequence_forward_vmap(
     const at::Tensor& input,
     const at::Tensor& weights,

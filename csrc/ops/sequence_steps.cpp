@@ -65,6 +65,12 @@ std::vector<SequenceStep> packed_steps(
 
 } // namespace
 
+at::Tensor empty_rows(const at::Tensor& input, const c10::SymInt& columns) {
+  auto sizes = input.sym_sizes().vec();
+  sizes.back() = columns;
+  return input.new_empty_symint(sizes);
+}
+
 std::vector<SequenceStep> sequence_steps(
     const char* op,
     const at::Tensor& input,

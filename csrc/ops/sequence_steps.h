@@ -6,6 +6,9 @@
 
 namespace lltm {
 
+// An uninitialised tensor with a row of so many columns for each row of input.
+at::Tensor empty_rows(const at::Tensor& input, const c10::SymInt& columns);
+
 // Of tensors [rows, ...]: all rows of a sequence, one step after the other.
 struct SequenceStep {
   int64_t first_row;
