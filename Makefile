@@ -27,7 +27,7 @@ endif
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-demo: $(BUILT)  ## train a language model with the cell and run it four ways; DEMO_ARGS=--help
+demo: $(BUILT)  ## train a language model with the layer and run it four ways; DEMO_ARGS=--help
 	$(PYTHON) examples/char_lm.py $(DEMO_ARGS)
 
 test: $(BUILT)  ## build, and run all tests; TEST_ARGS for pytest

@@ -1,7 +1,7 @@
 """What a sequence costs by its length: padded and packed, beside nn.LSTM.
 
 Microseconds for a row, that is a step of one sequence, from short sequences to long ones; packed,
-the sequences have all lengths from 1 to the longest. Writes a JSON file and a picture.
+the sequences have lengths up to the longest in equal steps. Writes a JSON file and a picture.
 """
 
 from __future__ import annotations

@@ -47,7 +47,8 @@ class LLTM(nn.Module):
         ``[num_layers * directions, batch, hidden_size]``, without batch if ``input`` has none, and
         default to zeros. ``resets`` are bool, of the sizes of ``input`` but the last (packed: of
         the rows of ``input.data``): where true, a step begins with zeros instead of the state of
-        the step before it. ``batch_sizes`` makes ``input`` the data of a packed sequence, for
+        the step before it; a second direction, which comes from behind, begins anew at the step
+        before that one. ``batch_sizes`` makes ``input`` the data of a packed sequence, for
         TorchScript, which knows no PackedSequence; the results are then in its order, too.
 
     Outputs: ``output, (h_n, c_n)``, and ``cells`` with ``return_cells``
@@ -268,6 +269,9 @@ class LLTM(nn.Module):
         last_rows: Optional[Tensor] = None
         if batch_sizes is not None and batch > 0:
             last_rows = _last_rows(batch_sizes, batch).to(input.device)
+        resets_of_reverse = resets
+        if resets is not None and self.bidirectional:
+            resets_of_reverse = _resets_of_reverse(resets, batch_sizes)
         last_h: List[Tensor] = []
         last_c: List[Tensor] = []
         output, cells = input, input
@@ -281,7 +285,8 @@ class LLTM(nn.Module):
                 reverse = direction == 1
                 output, cells = self._run_direction(
                     parameters[i * each : (i + 1) * each],
-                    input, h_0[i], c_0[i], batch_sizes, reverse, resets,
+                    input, h_0[i], c_0[i], batch_sizes, reverse,
+                    resets_of_reverse if reverse else resets,
                 )  # fmt: skip
                 outputs.append(output)
                 all_cells.append(cells)
@@ -418,16 +423,30 @@ def _last_state(
 
 def _last_rows(batch_sizes: Tensor, batch: int) -> Tensor:
     """Where the last step of each packed sequence lies."""
-    sequences = torch.arange(batch)
+    sequences = torch.arange(batch, device=batch_sizes.device)
     lengths = batch_sizes.numel() - torch.searchsorted(batch_sizes.flip(0), sequences, right=True)
     starts = batch_sizes.cumsum(0) - batch_sizes
     return starts[lengths - 1] + sequences
 
 
+def _resets_of_reverse(resets: Tensor, batch_sizes: Optional[Tensor]) -> Tensor:
+    """An episode that begins at a step ends, and backwards begins, at the one before it."""
+    if resets.size(0) == 0:
+        return resets
+    if batch_sizes is None:
+        return torch.cat([resets[1:], torch.zeros_like(resets[:1])])
+    next_rows = torch.arange(resets.size(0), device=batch_sizes.device)
+    next_rows = next_rows + batch_sizes.repeat_interleave(batch_sizes)
+    next_sizes = F.pad(batch_sizes[1:], [0, 1]).repeat_interleave(batch_sizes)
+    goes_on = _row_of_batch(batch_sizes) < next_sizes
+    shifted = resets.index_select(0, next_rows.clamp(max=resets.size(0) - 1).to(resets.device))
+    return shifted & goes_on.to(resets.device)
+
+
 def _row_of_batch(batch_sizes: Tensor) -> Tensor:
     """Which sequence each row of packed data belongs to."""
     starts = batch_sizes.cumsum(0) - batch_sizes
-    rows = torch.arange(int(batch_sizes.sum()))
+    rows = torch.arange(int(batch_sizes.sum()), device=batch_sizes.device)
     return rows - starts.repeat_interleave(batch_sizes)
 
 

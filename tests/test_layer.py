@@ -187,17 +187,24 @@ def test_a_cell_and_a_layer_share_parameters():
 def test_resets(device, options, slow, form):
     """A reset splits a sequence in two, the second of which begins with zeros."""
     both = {"device": device, "dtype": torch.float64}
-    options = {name: value for name, value in options.items() if name != "bidirectional"}
     layer = lltm_ops.LLTM(5, 6, **options, **slow, **both)
     sequence = torch.randn(7, 5, **both)
     resets = torch.arange(7, device=device) == 4
     first, second = layer(sequence[:4]), layer(sequence[4:])
-    expected = (torch.cat([first[0], second[0]]), second[1])
+    last = [part.clone() for part in second[1]]
+    if layer.bidirectional:  # backwards, the first is what runs last
+        for part, of_first in zip(last, first[1], strict=True):
+            part[1::2] = of_first[1::2]
+    expected = (torch.cat([first[0], second[0]]), tuple(last))
     if form == "unbatched":
         return assert_close(layer(sequence, None, resets), expected)
     if form == "packed":
-        output, last = layer(pack_sequence([sequence]), None, resets)
-        return assert_close((output.data, tuple(part[:, 0] for part in last)), expected)
+        packed = pack_sequence([sequence, sequence[:4]])
+        rows = pack_sequence([resets.float(), torch.zeros(4, device=device)]).data.bool()
+        output, last = layer(packed, None, rows)
+        output, _ = pad_packed_sequence(output)
+        assert_close([output[:4, 1]], [first[0]])
+        return assert_close((output[:, 0], tuple(part[:, 0] for part in last)), expected)
     dim = 0 if layer.batch_first else 1
     output, last = layer(
         torch.stack([sequence, sequence], dim),

@@ -34,8 +34,6 @@ struct SequenceForwardArguments : CellSizes {
   scalar_t* gates; // null: not wanted
 };
 
-constexpr int64_t units_PerBlock = 64;
-
 // The gates of a step, for blocks of kVector units: from products
 // [rows, 3, kVector] of each, stride apart.
 template <typename scalar_t>
