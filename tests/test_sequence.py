@@ -321,11 +321,15 @@ def test_called_by_many_threads_at_once():
 
 
 def memory_allocated(op, *inputs):
-    """Bytes beyond the results."""
+    """Bytes in use at the most, beyond the results."""
     with torch.profiler.profile(profile_memory=True) as profile:
         outputs = op(*inputs)
-    allocated = sum(max(0, event.self_cpu_memory_usage) for event in profile.events())
-    return allocated - sum(output.nbytes for output in outputs)
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    events.sort(key=lambda event: event.start_ns())
+    in_use = list(itertools.accumulate(event.nbytes() for event in events))
+    results = sum(output.nbytes for output in outputs)
+    assert max(in_use) > results
+    return max(in_use) - results
 
 
 @each_dtype
