@@ -19,7 +19,7 @@ class LLTMCell(nn.Module):
         device: of the parameters.
         dtype: of the parameters: float64, float32, bfloat16 or float16.
 
-    Inputs: ``input, (h, c)``
+    Inputs: ``input, hx=(h, c)``
         ``input`` is ``[batch, input_size]`` or ``[input_size]``; ``h`` and ``c`` are
         ``[batch, hidden_size]`` or ``[hidden_size]`` and default to zeros.
 
@@ -74,12 +74,12 @@ class LLTMCell(nn.Module):
     def forward(
         self,
         input: Tensor,
-        state: Optional[Tuple[Tensor, Tensor]] = None,  # noqa: UP006, UP045
+        hx: Optional[Tuple[Tensor, Tensor]] = None,  # noqa: UP006, UP045
     ) -> Tuple[Tensor, Tensor]:  # noqa: UP006
-        if state is None:
+        if hx is None:
             zeros = input.new_zeros(list(input.shape[:-1]) + [self.hidden_size])  # noqa: RUF005
-            state = (zeros, zeros)
-        h, c = state
+            hx = (zeros, zeros)
+        h, c = hx
         batched = input.dim() != 1
         if not batched:
             input, h, c = input.unsqueeze(0), h.unsqueeze(0), c.unsqueeze(0)

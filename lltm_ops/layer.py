@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 import warnings
@@ -41,7 +42,7 @@ class LLTM(nn.Module):
     The last three (``recurrent_dropout`` only in training) run step by step, out of the cell or,
     for ``layer_norm``, out of plain PyTorch: several times as long, and unrolled by torch.compile.
 
-    Inputs: ``input, (h_0, c_0), resets, batch_sizes``
+    Inputs: ``input, hx=(h_0, c_0), resets, batch_sizes``
         ``input`` is ``[time, batch, input_size]``, ``[time, input_size]`` or a
         :class:`~torch.nn.utils.rnn.PackedSequence`, sorted or not. ``h_0`` and ``c_0`` are
         ``[num_layers * directions, batch, hidden_size]``, without batch if ``input`` has none, and
@@ -168,31 +169,32 @@ class LLTM(nn.Module):
     def forward(  # type: ignore[no-untyped-def]
         self,
         input: Tensor,
-        state: Optional[Tuple[Tensor, Tensor]] = None,
+        hx: Optional[Tuple[Tensor, Tensor]] = None,
         resets: Optional[Tensor] = None,
         batch_sizes: Optional[Tensor] = None,
     ):
         # TorchScript knows no PackedSequence, and compiles neither condition nor call.
         if not torch.jit.is_scripting():  # type: ignore[attr-defined]
             if isinstance(input, PackedSequence):
-                return self._forward_packed_sequence(input, state, resets)
+                return self._forward_packed_sequence(input, hx, resets)
         if batch_sizes is not None:
-            output, cells, h_n, c_n = self._run(input, state, batch_sizes, resets)
+            output, cells, h_n, c_n = self._run(input, hx, batch_sizes, resets)
         elif input.dim() == 2:
-            if state is not None:
-                state = (state[0].unsqueeze(1), state[1].unsqueeze(1))
+            if hx is not None:
+                self._check_state(hx, [])
+                hx = (hx[0].unsqueeze(1), hx[1].unsqueeze(1))
             if resets is not None:
                 resets = resets.unsqueeze(1)
-            output, cells, h_n, c_n = self._run(input.unsqueeze(1), state, None, resets)
+            output, cells, h_n, c_n = self._run(input.unsqueeze(1), hx, None, resets)
             output, cells = output.squeeze(1), cells.squeeze(1)
             h_n, c_n = h_n.squeeze(1), c_n.squeeze(1)
         elif self.batch_first and input.dim() == 3:
             if resets is not None and resets.dim() == 2:
                 resets = resets.transpose(0, 1)
-            output, cells, h_n, c_n = self._run(input.transpose(0, 1), state, None, resets)
+            output, cells, h_n, c_n = self._run(input.transpose(0, 1), hx, None, resets)
             output, cells = output.transpose(0, 1), cells.transpose(0, 1)
         else:
-            output, cells, h_n, c_n = self._run(input, state, None, resets)
+            output, cells, h_n, c_n = self._run(input, hx, None, resets)
         if self.return_cells:
             return output, (h_n, c_n), cells
         else:
@@ -202,7 +204,7 @@ class LLTM(nn.Module):
     def _forward_packed_sequence(
         self,
         input: PackedSequence,
-        state: Optional[Tuple[Tensor, Tensor]],
+        hx: Optional[Tuple[Tensor, Tensor]],
         resets: Optional[Tensor],
     ) -> Any:
         def permuted(
@@ -213,26 +215,58 @@ class LLTM(nn.Module):
             return state[0].index_select(1, permutation), state[1].index_select(1, permutation)
 
         data, batch_sizes, sorted_indices, unsorted_indices = input
-        if state is not None:
-            state = permuted(state, sorted_indices)
-        results = self.forward(data, state, resets, batch_sizes)
+        if hx is not None:
+            hx = permuted(hx, sorted_indices)
+        results = self.forward(data, hx, resets, batch_sizes)
         packed = [PackedSequence(rows, *input[1:]) for rows in (results[0], *results[2:])]
         return packed[0], permuted(results[1], unsorted_indices), *packed[1:]
 
     def __prepare_scriptable__(self) -> LLTM:
         # TorchScript reads parameters by names that stand in its source, or from a list.
-        self._flat_parameters = self._parameters_in_order()
-        return self
+        module = copy.copy(self)
+        module._flat_parameters = self._parameters_in_order()  # type: ignore[assignment]
+        return module
 
     @torch.jit.unused
     def _parameters_in_order(self) -> List[Tensor]:
         # By their names, where pruning and parametrization put what is to be used.
         return [getattr(self, name) for name in self._parameter_names]
 
+    def _check_state(self, hx: Tuple[Tensor, Tensor], batch: List[int]) -> None:
+        directions = 2 if self.bidirectional else 1
+        expected = [self.num_layers * directions] + batch + [self.hidden_size]
+        h_0, c_0 = hx
+        if list(h_0.shape) != expected or list(c_0.shape) != expected:
+            names = "batch, hidden_size" if len(batch) > 0 else "hidden_size"
+            raise RuntimeError(
+                "lltm_ops.LLTM: expected h_0 and c_0 to have shape [num_layers * directions, "
+                f"{names}] = {expected}, but got {list(h_0.shape)} and {list(c_0.shape)}"
+            )
+
+    def _state(
+        self,
+        input: Tensor,
+        hx: Optional[Tuple[Tensor, Tensor]],
+        batch_sizes: Optional[Tensor],
+    ) -> Tuple[Tensor, Tensor]:
+        """hx, or zeros where there is none."""
+        if hx is not None:
+            # Its batch stands in batch_sizes, too, whose values a compiler has not.
+            packed_batch = hx[0].size(1) if hx[0].dim() == 3 else 0
+            self._check_state(hx, [input.size(1) if batch_sizes is None else packed_batch])
+            return hx
+        if batch_sizes is None:
+            batch = input.size(1)
+        else:
+            batch = int(batch_sizes.flatten()[0]) if batch_sizes.numel() > 0 else 0
+        directions = 2 if self.bidirectional else 1
+        zeros = input.new_zeros([self.num_layers * directions, batch, self.hidden_size])
+        return zeros, zeros
+
     def _run(
         self,
         input: Tensor,
-        state: Optional[Tuple[Tensor, Tensor]],
+        hx: Optional[Tuple[Tensor, Tensor]],
         batch_sizes: Optional[Tensor],
         resets: Optional[Tensor],
     ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -242,47 +276,34 @@ class LLTM(nn.Module):
                 "lltm_ops.LLTM: expected input to have 2 dimensions [time, input_size] or 3 with a "
                 f"batch, but got {input.dim()}"
             )
-        if batch_sizes is None:
-            batch = input.size(1)
-        elif batch_sizes.dim() == 1 and batch_sizes.size(0) > 0:
-            batch = int(batch_sizes[0])
-        else:
-            batch = 0
-        directions = 2 if self.bidirectional else 1
-        count = self.num_layers * directions
-        if state is None:
-            zeros = input.new_zeros([count, batch, self.hidden_size])
-            state = (zeros, zeros)
-        h_0, c_0 = state
-        expected = [count, batch, self.hidden_size]
-        if list(h_0.shape) != expected or list(c_0.shape) != expected:
+        if input.dim() > 0 and input.size(-1) != self.input_size:
             raise RuntimeError(
-                "lltm_ops.LLTM: expected h_0 and c_0 to have shape [num_layers * directions, "
-                f"batch, hidden_size] = {expected}, but got {list(h_0.shape)} and "
-                f"{list(c_0.shape)}"
+                f"lltm_ops.LLTM: expected input to have input_size = {self.input_size} features, "
+                f"but got {input.size(-1)}"
             )
+        h_0, c_0 = self._state(input, hx, batch_sizes)
+        directions = 2 if self.bidirectional else 1
         if torch.jit.is_scripting():  # type: ignore[attr-defined]
-            parameters = self._flat_parameters
+            parameters: List[Tensor] = self._flat_parameters  # type: ignore[assignment]
         else:
             parameters = self._parameters_in_order()
-        each = len(parameters) // count
+        each = len(parameters) // h_0.size(0)
+        # Made once the operator has checked what of.
         last_rows: Optional[Tensor] = None
-        if batch_sizes is not None and batch > 0:
-            last_rows = _last_rows(batch_sizes, batch).to(input.device)
-        resets_of_reverse = resets
-        if resets is not None and self.bidirectional:
-            resets_of_reverse = _resets_of_reverse(resets, batch_sizes)
+        resets_of_reverse: Optional[Tensor] = None
         last_h: List[Tensor] = []
         last_c: List[Tensor] = []
         output, cells = input, input
         for layer in range(self.num_layers):
             if layer > 0:
-                input = self._dropped_out(output, batch, batch_sizes)
+                input = self._dropped_out(output, h_0.size(1), batch_sizes)
             outputs: List[Tensor] = []
             all_cells: List[Tensor] = []
             for direction in range(directions):
                 i = layer * directions + direction
                 reverse = direction == 1
+                if reverse and resets is not None and resets_of_reverse is None:
+                    resets_of_reverse = _resets_of_reverse(resets, batch_sizes)
                 output, cells = self._run_direction(
                     parameters[i * each : (i + 1) * each],
                     input, h_0[i], c_0[i], batch_sizes, reverse,
@@ -290,6 +311,8 @@ class LLTM(nn.Module):
                 )  # fmt: skip
                 outputs.append(output)
                 all_cells.append(cells)
+                if batch_sizes is not None and output.size(0) > 0 and last_rows is None:
+                    last_rows = _last_rows(batch_sizes, h_0.size(1)).to(input.device)
                 last_h.append(_last_state(output, h_0[i], last_rows, reverse))
                 last_c.append(_last_state(cells, c_0[i], last_rows, reverse))
             if directions == 2:
@@ -339,6 +362,11 @@ class LLTM(nn.Module):
         resets: Optional[Tensor],
     ) -> Tuple[Tensor, Tensor]:
         """What the operator computes, and what it does not, step by step."""
+        # Of no features, it only checks.
+        nothing, _ = torch.ops.lltm.sequence_forward(
+            input[..., :0], weights[:0, :0], weights[0, :0],
+            h_0[:, :0], c_0[:, :0], batch_sizes, reverse, resets,
+        )  # fmt: skip
         if batch_sizes is None:
             sizes = [input.size(1)] * input.size(0)
             steps = list(input.unbind(0))
@@ -347,12 +375,6 @@ class LLTM(nn.Module):
             steps = list(torch.split(input, sizes))
         resets_of_steps: List[Tensor] = []
         if resets is not None:
-            if resets.dtype != torch.bool or list(resets.shape) != list(input.shape[:-1]):
-                raise RuntimeError(
-                    "lltm_ops.LLTM: expected resets to be bool, of the sizes of input but the "
-                    f"last, {list(input.shape[:-1])}, but got {resets.dtype} of sizes "
-                    f"{list(resets.shape)}"
-                )
             resets_of_steps = list(torch.split(resets.flatten(), sizes))
         mask = F.dropout(torch.ones_like(h_0), self.recurrent_dropout, self.training)
         h, cell = h_0, c_0
@@ -380,7 +402,7 @@ class LLTM(nn.Module):
             cells.append(new_cell)
             h, cell = torch.cat([new_h, h[size:]]), torch.cat([new_cell, cell[size:]])
         if len(steps) == 0:
-            empty = input.new_empty(list(input.shape[:-1]) + [self.hidden_size])
+            empty = nothing.new_empty(list(input.shape[:-1]) + [self.hidden_size])
             return empty, empty.clone()
         if reverse:
             output.reverse()
@@ -412,12 +434,10 @@ def _last_state(
     states: Tensor, initial: Tensor, last_rows: Optional[Tensor], reverse: bool
 ) -> Tensor:
     """After the step that runs last: of each packed sequence its own last one."""
-    if last_rows is not None:
-        if reverse or states.size(0) == 0:
-            return states[: initial.size(0)]
-        return states.index_select(0, last_rows)
     if states.size(0) == 0:
-        return initial
+        return initial.to(states.dtype)  # under autocast the initial state has another
+    if last_rows is not None:
+        return states[: initial.size(0)] if reverse else states.index_select(0, last_rows)
     return states[0] if reverse else states[-1]
 
 
@@ -446,8 +466,8 @@ def _resets_of_reverse(resets: Tensor, batch_sizes: Optional[Tensor]) -> Tensor:
 def _row_of_batch(batch_sizes: Tensor) -> Tensor:
     """Which sequence each row of packed data belongs to."""
     starts = batch_sizes.cumsum(0) - batch_sizes
-    rows = torch.arange(int(batch_sizes.sum()), device=batch_sizes.device)
-    return rows - starts.repeat_interleave(batch_sizes)
+    starts = starts.repeat_interleave(batch_sizes)
+    return torch.arange(starts.size(0), device=batch_sizes.device) - starts
 
 
 def _layer_norm_cell(

@@ -160,6 +160,14 @@ def test_packed_is_what_each_sequence_gives_alone(
         assert_close(here, alone)
 
 
+def test_arguments_are_named_as_those_of_nn_lstm():
+    layer, cell = lltm_ops.LLTM(5, 6), lltm_ops.LLTMCell(5, 6)
+    input, hx = torch.randn(7, 3, 5), state_of(layer, 3)
+    assert_close(layer(input=input, hx=hx), layer(input, hx), rtol=0, atol=0)
+    step = input[0], (hx[0][0], hx[1][0])
+    assert_close(cell(input=step[0], hx=step[1]), cell(*step), rtol=0, atol=0)
+
+
 def test_names_in_the_state_dict_are_those_of_nn_lstm():
     layer, peer = layer_and_peer({"num_layers": 2, "bidirectional": True})
     ours = {name.replace("weights_", "weight_") for name in layer.state_dict()}
@@ -263,11 +271,50 @@ def test_a_state_of_another_shape_is_refused(sizes, slow):
         layer(torch.randn(4, 3, 5), state)
 
 
-def test_other_errors_are_those_of_the_operator():
+def test_errors_name_the_shape_of_an_unbatched_state():
     layer = lltm_ops.LLTM(5, 6)
-    for bad in (torch.randn(4, 3, 6), torch.randn(4, 3, 5).long()):
-        with pytest.raises(RuntimeError, match=r"^lltm::sequence_forward: expected "):
+    with pytest.raises(RuntimeError, match=r"hidden_size\] = \[1, 6\], but got \[1, 1, 6\]"):
+        layer(torch.randn(4, 5), state_of(layer, 1))
+
+
+@pytest.mark.parametrize("slow", [{}, *SLOW_OPTIONS], ids=str)
+def test_input_of_other_features_is_refused(slow):
+    layer = lltm_ops.LLTM(5, 6, **slow)
+    words = "lltm_ops.LLTM: expected input to have input_size = 5 features, but got 1"
+    for bad in (torch.randn(4, 3, 1), torch.randn(4, 1), pack_sequence([torch.randn(4, 1)])):
+        with pytest.raises(RuntimeError, match=words):
             layer(bad)
+
+
+@pytest.mark.parametrize("slow", [{}, *SLOW_OPTIONS], ids=str)
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ([2, 3], "never to increase, but got 3 at step 1"),
+        ([3, 1], r"sum\(batch_sizes\) = 4 rows, but got 5"),
+        ([3, -1, 3], "never to increase, but got -1 at step 1"),
+        ([[3, 2]], "expected batch_sizes to have 1 dimension"),
+        ([3.0, 2.0], "expected batch_sizes to be dense with dtype Long"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("with_state", [False, True])
+def test_batch_sizes_are_refused_by_the_operator(slow, sizes, words, with_state):
+    layer = lltm_ops.LLTM(5, 6, bidirectional=True, **slow)
+    batch_sizes = torch.tensor(sizes)
+    state = state_of(layer, int(batch_sizes.flatten()[0])) if with_state else None
+    with pytest.raises(RuntimeError, match=f"^lltm::sequence_forward: .*{words}"):
+        layer(torch.randn(5, 5), state, None, batch_sizes)
+
+
+@pytest.mark.parametrize("slow", [{}, *SLOW_OPTIONS], ids=str)
+def test_other_errors_are_those_of_the_operator(slow):
+    with pytest.raises(RuntimeError, match=r"^lltm::sequence_forward: expected "):
+        lltm_ops.LLTM(5, 6, **slow)(torch.randn(4, 3, 5).long())
+    packed = pack_sequence([torch.randn(4, 5)])
+    with pytest.raises(RuntimeError, match=r"begin with the batch of h0, 3, .* but got 1 at step"):
+        layer = lltm_ops.LLTM(5, 6, **slow)
+        layer(packed, state_of(layer, 3))
 
 
 @pytest.mark.parametrize("slow", [{}, *SLOW_OPTIONS], ids=str)
@@ -495,8 +542,10 @@ def scripted(layer):
 @pytest.mark.parametrize("options", [*STRUCTURES, *SLOW_OPTIONS], ids=str)
 def test_scripted_saved_loaded_and_trained(options, return_cells):
     layer = lltm_ops.LLTM(5, 6, return_cells=return_cells, **options).eval()
+    attributes = set(vars(layer))
     buffer = io.BytesIO()
     torch.jit.save(scripted(layer), buffer)
+    assert set(vars(layer)) == attributes
     buffer.seek(0)
     loaded = torch.jit.load(buffer)
     assert loaded.state_dict().keys() == layer.state_dict().keys()
@@ -539,16 +588,33 @@ def test_compiled_with_one_graph_for_many_lengths(device, options):
 
 
 @pytest.mark.parametrize("enforce_sorted", [False, True])
-def test_compiled_with_packed_sequences(enforce_sorted):
+@pytest.mark.parametrize("with_resets", [False, True])
+def test_compiled_with_one_graph_for_packed_sequences(enforce_sorted, with_resets):
     torch._dynamo.reset()
     layer = lltm_ops.LLTM(5, 6, num_layers=2, bidirectional=True)
-    compiled = torch.compile(layer, backend="aot_eager")
-    for lengths in ([7, 4, 2], [9, 3, 3]):
-        packed = pack_sequence(
-            [torch.randn(length, 5) for length in lengths], enforce_sorted=enforce_sorted
-        )
-        (ours, last), (exact, expected) = compiled(packed), layer(packed)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(layer, backend=counter, fullgraph=True, dynamic=True)
+    for lengths in ([7, 2, 4], [9, 3, 3, 1], [5, 5]):
+        sequences = [torch.randn(length, 5) for length in lengths]
+        if enforce_sorted:
+            sequences.sort(key=len, reverse=True)
+        packed = pack_sequence(sequences, enforce_sorted=enforce_sorted)
+        resets = torch.rand(sum(lengths)) < 0.3 if with_resets else None
+        arguments = packed, state_of(layer, len(lengths)), resets
+        (ours, last), (exact, expected) = compiled(*arguments), layer(*arguments)
         assert_close((ours.data, last), (exact.data, expected))
+        ours.data.sum().backward()
+        if lengths == [7, 2, 4]:
+            frames = counter.frame_count
+    assert counter.frame_count == frames
+
+
+def test_compiled_with_packed_sequences_and_no_state():
+    torch._dynamo.reset()
+    layer = lltm_ops.LLTM(5, 6)
+    packed = pack_sequence([torch.randn(length, 5) for length in (7, 4, 2)])
+    ours, last = torch.compile(layer, backend="aot_eager")(packed)  # its batch breaks the graph
+    assert_close((ours.data, last), (layer(packed)[0].data, layer(packed)[1]))
 
 
 def exported(layer):
@@ -626,7 +692,9 @@ def test_autocast(device, slow, training):
     layer.train(training)
     with torch.autocast(device, torch.bfloat16):
         output, (h_n, c_n) = layer(torch.randn(7, 4, 5, device=device))
-    assert {output.dtype, h_n.dtype, c_n.dtype} == {torch.bfloat16}
+        empty, state = layer(torch.randn(0, 4, 5, device=device))
+    dtypes = {tensor.dtype for tensor in (output, h_n, c_n, empty, *state)}
+    assert dtypes == {torch.bfloat16}
 
 
 def test_learns_what_needs_memory():
