@@ -341,6 +341,20 @@ def test_memory_of_inference_does_not_grow_with_time(dtype):
 
 
 @each_dtype
+def test_memory_of_inference_does_not_grow_with_threads(dtype):
+    """Which share the rows of the batch."""
+    inputs = sequence_inputs(dtype=dtype, shape=(16, 512, 64, 96))
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = memory_allocated(forward, *inputs)
+        torch.set_num_threads(16)
+        assert memory_allocated(forward, *inputs) <= 1.25 * alone
+    finally:
+        torch.set_num_threads(threads)
+
+
+@each_dtype
 def test_memory_of_backward_does_not_grow_with_time(dtype):
     def extra(time):
         inputs = sequence_backward_inputs(dtype=dtype, shape=(time, 4, 16, 32))

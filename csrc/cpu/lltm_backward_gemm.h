@@ -282,8 +282,7 @@ void backward_gemm(const BackwardArguments<scalar_t>& a) {
   d_gates.zero_padding(a.batch);
   backward_pointwise(a, d_gates);
   if (a.d_bias != nullptr) {
-    vectorized<SumColumns<scalar_t, gemm_t>>()(
-        {d_gates, a.batch, a.d_bias, false}, 0, rows);
+    sum_columns(d_gates, a.batch, a.d_bias, false);
   }
   if (a.d_weights != nullptr) {
     BackwardWeights<scalar_t, gemm_t, scalar_t>(

@@ -241,4 +241,20 @@ struct SumColumns {
   }
 };
 
+template <typename out_t, typename gemm_t>
+void sum_columns(
+    const GateGradients<gemm_t>& d_gates,
+    int64_t batch,
+    out_t* d_bias,
+    bool accumulate) {
+  at::parallel_for(
+      0,
+      d_gates.units,
+      grain_size(batch / kPackedPerNanosecond),
+      [&](int64_t begin, int64_t end) {
+        vectorized<SumColumns<out_t, gemm_t>>()(
+            {d_gates, batch, d_bias, accumulate}, begin, end);
+      });
+}
+
 } // namespace lltm

@@ -324,7 +324,7 @@ class SequenceBackward {
     const Scratch<gemm_t> columns(
         wants_columns_ ? units * padded_batch<gemm_t>(most) : 0);
     const Scratch<scalar_t> old_h(
-        a_.d_weights == nullptr ? 0 : most * a_.state_size);
+        a_.d_weights == nullptr ? 0 : rows_to_gather() * a_.state_size);
     for (auto chunk = chunks_.rbegin(); chunk != chunks_.rend(); ++chunk) {
       const GateGradients<gemm_t> d_gates{
           rows.data(),
@@ -376,10 +376,18 @@ class SequenceBackward {
   };
 
   static void finish(const opmath_t* from, scalar_t* to, int64_t size) {
-    if (to != nullptr && static_cast<const void*>(from) != to) {
-      vectorized<ConvertRows<opmath_t, scalar_t>>()(
-          {from, size, size, to, size}, 0, 1);
+    if (to == nullptr || static_cast<const void*>(from) == to) {
+      return;
     }
+    at::parallel_for(
+        0,
+        size,
+        grain_size(1) * kPackedPerNanosecond,
+        [&](int64_t begin, int64_t end) {
+          const auto part = end - begin;
+          vectorized<ConvertRows<opmath_t, scalar_t>>()(
+              {from + begin, part, part, to + begin, part}, 0, 1);
+        });
   }
 
   void multiply(
@@ -393,8 +401,7 @@ class SequenceBackward {
       transpose_columns(chunk, d_gates);
     }
     if (sums.d_bias != nullptr) {
-      vectorized<SumColumns<opmath_t, gemm_t>>()(
-          {d_gates, chunk.rows, sums.d_bias, accumulate}, 0, d_gates.units);
+      sum_columns(d_gates, chunk.rows, sums.d_bias, accumulate);
     }
     if (sums.d_weights != nullptr) {
       BackwardWeights<scalar_t, gemm_t, opmath_t>(
@@ -444,8 +451,28 @@ class SequenceBackward {
         });
   }
 
+  // The states that the rows of a chunk begin with lie together.
+  bool lie_together(const SequenceChunk& chunk) const {
+    return !a_.packed && a_.resets == nullptr && chunk.begin > 0;
+  }
+
+  int64_t rows_to_gather() const {
+    int64_t rows = 0;
+    for (const auto& chunk : chunks_) {
+      rows = std::max(rows, lie_together(chunk) ? 0 : chunk.rows);
+    }
+    return rows;
+  }
+
   // The rows of a chunk, in the order of the input.
   const scalar_t* old_h(const SequenceChunk& chunk, scalar_t* scratch) const {
+    if (lie_together(chunk)) {
+      // Backwards, the row before is the one behind.
+      const auto first = std::min(
+          a_.steps[chunk.begin - 1].first_row,
+          a_.steps[chunk.end - 2].first_row);
+      return a_.output + first * a_.state_size;
+    }
     at::parallel_for(
         chunk.begin,
         chunk.end,

@@ -71,7 +71,7 @@ class SequenceForward {
         most_rows_(most_rows(chunks_)),
         weights_(blocks_ * width_ * a_.features()),
         products_(shape_.slots() * products_per_slot()),
-        rows_(shape_.slots() * 2 * a_.batch * a_.state_size),
+        rows_(gathers_ ? shape_.slots() * 2 * states_per_slot() : 0),
         converted_(kConverts ? shape_.slots() * converted_per_slot() : 0) {}
 
   void run() {
@@ -121,23 +121,36 @@ class SequenceForward {
     return kBytes / (blocks_ * width_ * int64_t(sizeof(opmath_t)));
   }
 
+  // Of a step.
+  int64_t rows_per_slot() const {
+    return (a_.batch + shape_.row_groups - 1) / shape_.row_groups;
+  }
+
+  int64_t states_per_slot() const {
+    return rows_per_slot() * a_.state_size;
+  }
+
   int64_t products_per_slot() const {
     const auto groups = shape_.unit_groups;
-    return most_rows_ * ((blocks_ + groups - 1) / groups) * width_;
+    const auto rows = shape_.row_groups == 1
+        ? most_rows_
+        : most_rows_ / a_.batch * rows_per_slot();
+    return rows * ((blocks_ + groups - 1) / groups) * width_;
   }
 
   int64_t converted_per_slot() const {
-    return std::max(most_rows_ * a_.input_features, a_.batch * a_.state_size);
+    const auto rows = shape_.row_groups == 1 ? most_rows_ : rows_per_slot();
+    return std::max(rows * a_.input_features, states_per_slot());
   }
 
   Slot slot(int64_t i) const {
-    auto* rows = rows_.data() + i * 2 * a_.batch * a_.state_size;
+    auto* rows = gathers_ ? rows_.data() + i * 2 * states_per_slot() : nullptr;
     return {
         Part(a_.batch, i / shape_.unit_groups, shape_.row_groups),
         Part(blocks_, i % shape_.unit_groups, shape_.unit_groups),
         products_.data() + i * products_per_slot(),
         rows,
-        rows + a_.batch * a_.state_size,
+        gathers_ ? rows + states_per_slot() : nullptr,
         kConverts ? converted_.data() + i * converted_per_slot() : nullptr};
   }
 
@@ -342,6 +355,8 @@ class SequenceForward {
   const TeamShape shape_;
   const std::vector<SequenceChunk> chunks_;
   const int64_t most_rows_;
+  // Else the states that a step begins with lie together.
+  const bool gathers_ = a_.packed || a_.resets != nullptr;
   const Scratch<gemm_t> weights_;
   const Scratch<opmath_t> products_;
   const Scratch<scalar_t> rows_;
