@@ -69,9 +69,7 @@ def measure_shape(
         roof = contest.measure_roof(lambda: empty(input, state), weights)
     rows = contest.measure(cells, lambda cell: cell(input, state), state, args, progress)
     for row in rows:
-        products = 2 if row["what"].startswith("training") else 1
-        flop = products * 2 * batch * weights.numel()
-        row |= {"flop": flop, "weight_bytes": weights.nbytes} | roof
+        row |= {"flop": 2 * batch * weights.numel(), "weight_bytes": weights.nbytes} | roof
     return rows
 
 

@@ -90,8 +90,8 @@ def measure_roof(empty: Callable[[], Any], weights: Tensor) -> dict[str, float]:
 def add_share_of_roof(rows: list[dict[str, Any]]) -> None:
     """What the products, or reading the weights, take at best, of our time beyond that of a call.
 
-    Only for inference: training writes gradients too. The best rate of products is the best of all
-    that were measured between the rows.
+    Only for inference, whose products ``flop`` counts: training writes gradients too. The best rate
+    of products is the best of all that were measured between the rows.
     """
     rate = max(row["gflop_per_second_at_best"] for row in rows)
     for row in rows:

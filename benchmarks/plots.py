@@ -136,24 +136,35 @@ def plot_sweep(run: dict[str, Any], file: Path) -> None:
 
 def plot_lengths(run: dict[str, Any], file: Path) -> None:
     """Time for a row by the length of the sequences, padded and packed."""
-    figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
-    for name in run["rows"][0]["microseconds"]:
-        for form, style in (("padded", "o-"), ("packed", "x--")):
-            rows = [row for row in run["rows"] if row["form"] == form]
-            axis.plot(
-                [row["length"] for row in rows],
-                [row["microseconds"][name] for row in rows],
-                style,
-                color=COLORS[name],
-                label=f"{name}, {form}",
-            )
-    axis.set(xscale="log", xlabel="steps of the longest sequence", ylabel="microseconds for a row")
-    axis.set_ylim(bottom=0)
-    axis.legend(fontsize=8)
-    plural = "s" if run["threads"] > 1 else ""
-    axis.set_title(
-        f"Inference, batch {run['batch']}, input and state {run['size']}, {run['dtype']},\n"
-        f"{run['threads']} thread{plural}, {run['machine']}",
+    from matplotlib.ticker import LogLocator
+
+    kinds = sorted({(row["threads"], row["what"]) for row in run["rows"]})
+    figure, axes = plt.subplots(
+        len(kinds) // 2, 2, figsize=(11, 1 + 1.7 * len(kinds)), layout="constrained", squeeze=False
+    )
+    for axis, kind in zip(axes.flat, kinds, strict=True):
+        of_kind = [row for row in run["rows"] if (row["threads"], row["what"]) == kind]
+        for name in of_kind[0]["microseconds"]:
+            for form, style in (("padded", "o-"), ("packed", "x--")):
+                rows = [row for row in of_kind if row["form"] == form]
+                rows = [row for row in rows if name in row["microseconds"]]
+                axis.plot(
+                    [row["length"] for row in rows],
+                    [row["microseconds"][name] for row in rows],
+                    style,
+                    color=COLORS[name],
+                    label=f"{name}, {form}",
+                )
+        axis.set(xscale="log", xlabel="steps of the longest sequence")
+        axis.set(yscale="log", ylabel="microseconds for a row")
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_minor_formatter("{x:g}")
+        axis.yaxis.set_minor_locator(LogLocator(subs=(2, 3, 5)))
+        threads, what = kind
+        axis.set_title(f"{what}, {threads} thread{'s' if threads > 1 else ''}", fontsize=9)
+    axes[0, 0].legend(fontsize=8)
+    figure.suptitle(
+        f"Batch {run['batch']}, input and state {run['size']}, {run['dtype']}, {run['machine']}",
         fontsize=9,
     )
     figure.savefig(file, dpi=100)

@@ -70,8 +70,7 @@ def measure_shape(
         roof["weight_bytes"] = time * recurrent.nbytes
     rows = contest.measure(layers, lambda layer: layer(input)[0], grads, args, progress)
     for row in rows:
-        products = 2 if row["what"].startswith("training") else 1
-        row |= {"flop": products * 2 * time * batch * weights.numel()} | roof
+        row |= {"flop": 2 * time * batch * weights.numel()} | roof
     return rows
 
 

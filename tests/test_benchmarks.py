@@ -1,5 +1,6 @@
 """The benchmarks run, and the documented figures are the ones that a run wrote."""
 
+import itertools
 import json
 import os
 import re
@@ -64,12 +65,12 @@ def test_sequence(tmp_path):
 
 
 def test_lengths(tmp_path):
-    options = ["--lengths", 1, 9, "--batch", 2, "--size", 3, "--rounds", 1]
+    options = ["--lengths", 1, 9, "--batch", 2, "--size", 3, "--rounds", 1, "--threads", 1]
     printed = run("lengths.py", *options, "--output", tmp_path)
     rows = json.loads((tmp_path / "lengths_cpu_float32.json").read_text())["rows"]
-    assert [(row["length"], row["form"]) for row in rows] == [
-        (1, "padded"), (1, "packed"), (9, "padded"), (9, "packed"),
-    ]  # fmt: skip
+    assert [(row["length"], row["form"], row["what"]) for row in rows] == list(
+        itertools.product([1, 9], ["padded", "packed"], ["inference", "training"])
+    )
     assert "9 steps, packed" in printed
     picture = tmp_path / "lengths_cpu_float32.png"
     assert picture.read_bytes().startswith(PNG_SIGNATURE)
