@@ -1,58 +1,94 @@
 #pragma once
 
-#include "ops/gate_math.h"
+#include "cuda/lltm_pointwise.h"
+#include "cuda/row_grid.h"
 
-#include <ATen/OpMathType.h>
+#include <ATen/Dispatch.h>
+#include <ATen/core/Tensor.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAStream.h>
 #include <c10/macros/Macros.h>
 
-#include <algorithm>
-#include <cstdint>
-
-// The pointwise part of a step forward, between the GEMMs.
+// Launches of the pointwise part of a step on the current stream, for
+// contiguous tensors.
 namespace lltm {
 
-constexpr int kThreads = 256;
-
-// Rows of the batch along y, hidden units along x, in strides of the grid:
-// grid.y ends at 65535, and no index needs a division.
-inline dim3 grid_for(int64_t batch, int64_t state_size) {
-  const auto blocks_x = (state_size + kThreads - 1) / kThreads;
-  return dim3(
-      static_cast<unsigned>(std::min<int64_t>(blocks_x, 65535)),
-      static_cast<unsigned>(std::min<int64_t>(batch, 65535)));
+// Four blocks to an SM leave each thread 64 registers. Without a number ptxas
+// takes fewer, and spills.
+template <typename Body>
+C10_LAUNCH_BOUNDS_2(kThreads, 4)
+__global__
+    void pointwise_kernel_device(int64_t rows, int64_t columns, Body body) {
+  for_each_of_thread(
+      {gridDim.x, gridDim.y},
+      {blockIdx.x, blockIdx.y},
+      threadIdx.x,
+      rows,
+      columns,
+      body);
 }
 
-// gates holds the pre-activations, and takes the activated gates if
-// write_gates.
-template <typename scalar_t, bool write_gates>
-C10_LAUNCH_BOUNDS_1(kThreads)
-__global__ void forward_kernel_device(
-    int64_t batch,
-    int64_t state_size,
-    scalar_t* __restrict__ gates,
-    const scalar_t* __restrict__ old_cell,
-    scalar_t* __restrict__ new_h,
-    scalar_t* __restrict__ new_cell) {
-  using opmath_t = at::opmath_type<scalar_t>;
-  const int64_t first = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
-  const int64_t stride = int64_t(gridDim.x) * blockDim.x;
-  for (int64_t row = blockIdx.y; row < batch; row += gridDim.y) {
-    scalar_t* const input_gate = gates + row * 3 * state_size;
-    scalar_t* const output_gate = input_gate + state_size;
-    scalar_t* const candidate = output_gate + state_size;
-    for (int64_t i = first; i < state_size; i += stride) {
-      const int64_t unit = row * state_size + i;
-      const auto out = cell_forward<opmath_t>(
-          input_gate[i], output_gate[i], candidate[i], old_cell[unit]);
-      new_h[unit] = out.new_h;
-      new_cell[unit] = out.new_cell;
-      if constexpr (write_gates) {
-        input_gate[i] = out.input_gate;
-        output_gate[i] = out.output_gate;
-        candidate[i] = out.candidate;
-      }
-    }
+template <typename Body>
+void launch_pointwise(int64_t rows, int64_t columns, const Body& body) {
+  if (rows == 0 || columns == 0) {
+    return;
   }
+  const auto grid = grid_for(rows, columns);
+  pointwise_kernel_device<<<
+      dim3(grid.columns, grid.rows),
+      kThreads,
+      0,
+      c10::cuda::getCurrentCUDAStream()>>>(rows, columns, body);
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+template <bool write_gates>
+void launch_forward(
+    const at::Tensor& gates,
+    const at::Tensor& old_cell,
+    const at::Tensor& new_h,
+    const at::Tensor& new_cell) {
+  AT_DISPATCH_FLOATING_TYPES_AND2(
+      at::kHalf, at::kBFloat16, gates.scalar_type(), "lltm_forward_cuda", [&] {
+        launch_pointwise(
+            new_h.size(0),
+            new_h.size(1),
+            ForwardUnit<scalar_t, write_gates>{
+                new_h.size(1),
+                gates.mutable_data_ptr<scalar_t>(),
+                old_cell.const_data_ptr<scalar_t>(),
+                new_h.mutable_data_ptr<scalar_t>(),
+                new_cell.mutable_data_ptr<scalar_t>()});
+      });
+}
+
+// d_h only in a sequence; d_gates may be undefined.
+template <bool in_sequence>
+void launch_backward(
+    const at::Tensor& grad_h,
+    const at::Tensor& grad_cell,
+    const at::Tensor& new_cell,
+    const at::Tensor& gates,
+    const at::Tensor& d_h,
+    const at::Tensor& d_gates,
+    const at::Tensor& d_cell) {
+  AT_DISPATCH_FLOATING_TYPES_AND2(
+      at::kHalf, at::kBFloat16, gates.scalar_type(), "lltm_backward_cuda", [&] {
+        using Unit = BackwardUnit<scalar_t, in_sequence>;
+        launch_pointwise(
+            new_cell.size(0),
+            new_cell.size(1),
+            Unit{
+                new_cell.size(1),
+                grad_h.const_data_ptr<scalar_t>(),
+                grad_cell.const_data_ptr<scalar_t>(),
+                new_cell.const_data_ptr<scalar_t>(),
+                gates.const_data_ptr<scalar_t>(),
+                in_sequence ? d_h.const_data_ptr<scalar_t>() : nullptr,
+                d_gates.defined() ? d_gates.mutable_data_ptr<scalar_t>()
+                                  : nullptr,
+                d_cell.mutable_data_ptr<typename Unit::d_cell_t>()});
+      });
 }
 
 } // namespace lltm

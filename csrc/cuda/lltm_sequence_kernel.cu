@@ -1,20 +1,16 @@
 #include "cuda/lltm_pointwise.cuh"
-#include "ops/gate_math.h"
 #include "ops/lltm_linear.h"
 #include "ops/lltm_sequence.h"
 #include "ops/lltm_sequence_checks.h"
 #include "ops/lltm_sequence_composite.h"
 #include "ops/sequence_steps.h"
 
-#include <ATen/Dispatch.h>
 #include <ATen/OpMathType.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
-#include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
 
 #include <array>
@@ -27,10 +23,6 @@ namespace {
 
 at::Tensor as_rows(const at::Tensor& tensor) {
   return tensor.flatten(0, -2);
-}
-
-at::Tensor of_step(const at::Tensor& rows, const SequenceStep& step) {
-  return rows.narrow(0, step.first_row, step.rows);
 }
 
 // A column of the rows of a step.
@@ -82,7 +74,7 @@ class SequenceForward {
       auto gates_of_group = gates.narrow(0, group.begin, group.count);
       gates_of_group.addmm_(group.old_h, weights_for_h_);
       const auto row = step.first_row + group.begin;
-      launch<write_gates>(
+      launch_forward<write_gates>(
           gates_of_group,
           group.old_cell,
           output_.narrow(0, row, group.count),
@@ -107,35 +99,6 @@ class SequenceForward {
             begun,
             h0_.narrow(0, step.carried, begun),
             c0_.narrow(0, step.carried, begun)}};
-  }
-
-  template <bool write_gates>
-  static void launch(
-      const at::Tensor& gates,
-      const at::Tensor& old_cell,
-      const at::Tensor& new_h,
-      const at::Tensor& new_cell) {
-    const auto rows = new_h.size(0);
-    const auto state_size = new_h.size(1);
-    AT_DISPATCH_FLOATING_TYPES_AND2(
-        at::kHalf,
-        at::kBFloat16,
-        gates.scalar_type(),
-        "lltm_sequence_forward_cuda",
-        [&] {
-          forward_kernel_device<scalar_t, write_gates>
-              <<<grid_for(rows, state_size),
-                 kThreads,
-                 0,
-                 c10::cuda::getCurrentCUDAStream()>>>(
-                  rows,
-                  state_size,
-                  gates.mutable_data_ptr<scalar_t>(),
-                  old_cell.const_data_ptr<scalar_t>(),
-                  new_h.mutable_data_ptr<scalar_t>(),
-                  new_cell.mutable_data_ptr<scalar_t>());
-          C10_CUDA_KERNEL_LAUNCH_CHECK();
-        });
   }
 
   const at::Tensor weights_for_h_;
@@ -182,9 +145,11 @@ ForwardWithGatesResult sequence_forward_kernel_impl(
   const auto weights_for_input =
       weights.narrow(1, state_size, input.size(-1)).t();
   // Where gates are not wanted, the memory for them does not grow with time.
-  constexpr int64_t kRows = 16384;
+  constexpr int64_t kBytes = 64 << 20;
+  const auto most =
+      kBytes / (3 * state_size * static_cast<int64_t>(input.element_size()));
   const auto chunks =
-      sequence_chunks(steps, write_gates ? input_rows.size(0) : kRows);
+      sequence_chunks(steps, write_gates ? input_rows.size(0) : most);
   const auto buffer = write_gates
       ? as_rows(gates)
       : at::empty({most_rows(chunks), 3 * state_size}, input.options());
@@ -218,78 +183,6 @@ ForwardResult sequence_forward_kernel(
   auto [output, cells, gates] = sequence_forward_kernel_impl<false>(
       input, weights, bias, h0, c0, batch_sizes, reverse, resets);
   return {std::move(output), std::move(cells)};
-}
-
-// d_h: by the step after this one. d_cell: likewise, and for the step before.
-template <typename scalar_t>
-C10_LAUNCH_BOUNDS_1(kThreads)
-__global__ void sequence_backward_kernel_device(
-    int64_t rows,
-    int64_t state_size,
-    const scalar_t* __restrict__ grad_output,
-    const scalar_t* __restrict__ grad_cells,
-    const scalar_t* __restrict__ cells,
-    const scalar_t* __restrict__ gates,
-    scalar_t* __restrict__ d_gates,
-    const scalar_t* __restrict__ d_h,
-    at::opmath_type<scalar_t>* __restrict__ d_cell) {
-  using opmath_t = at::opmath_type<scalar_t>;
-  const int64_t first = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
-  const int64_t stride = int64_t(gridDim.x) * blockDim.x;
-  for (int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
-    for (int64_t i = first; i < state_size; i += stride) {
-      const int64_t unit = row * state_size + i;
-      const int64_t gate = row * 3 * state_size + i;
-      const auto out = cell_backward<opmath_t>(
-          opmath_t(grad_output[unit]) + opmath_t(d_h[unit]),
-          opmath_t(grad_cells[unit]) + d_cell[unit],
-          cells[unit],
-          gates[gate],
-          gates[gate + state_size],
-          gates[gate + 2 * state_size]);
-      d_gates[gate] = out.d_input_gate;
-      d_gates[gate + state_size] = out.d_output_gate;
-      d_gates[gate + 2 * state_size] = out.d_candidate;
-      d_cell[unit] = out.d_old_cell;
-    }
-  }
-}
-
-void launch_backward(
-    const at::Tensor& grad_output,
-    const at::Tensor& grad_cells,
-    const at::Tensor& cells,
-    const at::Tensor& gates,
-    const at::Tensor& d_gates,
-    const at::Tensor& d_h,
-    const at::Tensor& d_cell) {
-  const auto rows = cells.size(0);
-  const auto state_size = cells.size(1);
-  if (rows == 0) {
-    return;
-  }
-  AT_DISPATCH_FLOATING_TYPES_AND2(
-      at::kHalf,
-      at::kBFloat16,
-      cells.scalar_type(),
-      "lltm_sequence_backward_cuda",
-      [&] {
-        sequence_backward_kernel_device<scalar_t>
-            <<<grid_for(rows, state_size),
-               kThreads,
-               0,
-               c10::cuda::getCurrentCUDAStream()>>>(
-                rows,
-                state_size,
-                grad_output.const_data_ptr<scalar_t>(),
-                grad_cells.const_data_ptr<scalar_t>(),
-                cells.const_data_ptr<scalar_t>(),
-                gates.const_data_ptr<scalar_t>(),
-                d_gates.mutable_data_ptr<scalar_t>(),
-                d_h.const_data_ptr<scalar_t>(),
-                d_cell.mutable_data_ptr<at::opmath_type<scalar_t>>());
-        C10_CUDA_KERNEL_LAUNCH_CHECK();
-      });
 }
 
 BackwardResult sequence_backward_kernel(
@@ -342,13 +235,13 @@ BackwardResult sequence_backward_kernel(
       break;
     }
     const auto d_gates_of_step = of_step(d_gates, *step);
-    launch_backward(
+    launch_backward<true>(
         of_step(grad_output_rows, *step),
         of_step(grad_cell_rows, *step),
         of_step(cell_rows, *step),
         of_step(gate_rows, *step),
-        d_gates_of_step,
         d_h,
+        d_gates_of_step,
         d_cell);
     auto d_h_of_step = d_h.narrow(0, 0, step->rows);
     at::mm_out(d_h_of_step, d_gates_of_step, weights_for_h);

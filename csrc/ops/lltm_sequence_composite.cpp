@@ -34,10 +34,6 @@ at::Tensor like_input(const at::Tensor& rows, const at::Tensor& input) {
   return rows.view_symint(sizes);
 }
 
-at::Tensor of_step(const at::Tensor& rows, const SequenceStep& step) {
-  return rows.narrow(0, step.first_row, step.rows);
-}
-
 // Rows of tensors that stand in the order of steps. Where there is none, as
 // many columns as like has.
 at::Tensor in_order_of_time(
@@ -60,9 +56,10 @@ at::Tensor old_state(
     const at::Tensor& initial,
     const OptionalTensor& resets) {
   const auto begun = initial.narrow(0, step.carried, step.rows - step.carried);
-  auto state = step.carried == 0
-      ? begun
-      : at::cat({before.narrow(0, 0, step.carried), begun}, 0);
+  const auto carried = before.narrow(0, 0, step.carried);
+  const auto state = step.carried == 0 ? begun
+      : step.carried == step.rows      ? carried
+                                       : at::cat({carried, begun}, 0);
   return resets ? state.masked_fill(of_step(*resets, step).unsqueeze(1), 0)
                 : state;
 }

@@ -71,6 +71,10 @@ at::Tensor empty_rows(const at::Tensor& input, const c10::SymInt& columns) {
   return input.new_empty_symint(sizes);
 }
 
+at::Tensor of_step(const at::Tensor& rows, const SequenceStep& step) {
+  return rows.narrow(0, step.first_row, step.rows);
+}
+
 std::vector<SequenceStep> sequence_steps(
     const char* op,
     const at::Tensor& input,

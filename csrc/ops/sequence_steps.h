@@ -18,6 +18,9 @@ struct SequenceStep {
   int64_t carried;
 };
 
+// Of rows, those of a step.
+at::Tensor of_step(const at::Tensor& rows, const SequenceStep& step);
+
 // The steps in the order in which they run. Checks the values of batch_sizes.
 std::vector<SequenceStep> sequence_steps(
     const char* op,

@@ -1,0 +1,47 @@
+#pragma once
+
+#include "ops/gate_math.h"
+
+#include <algorithm>
+#include <cstdint>
+
+// How the threads of a grid divide rows by columns. Compiles for the host too,
+// where tests run it.
+namespace lltm {
+
+constexpr int kThreads = 256;
+
+struct Grid {
+  unsigned columns;
+  unsigned rows;
+};
+
+// In strides of the grid, of which neither side is larger than 65535, the limit
+// of gridDim.y: no index needs a division.
+inline Grid grid_for(int64_t rows, int64_t columns) {
+  constexpr int64_t kMost = 65535;
+  const auto blocks = (columns + kThreads - 1) / kThreads;
+  return {
+      static_cast<unsigned>(std::min(blocks, kMost)),
+      static_cast<unsigned>(std::min(rows, kMost))};
+}
+
+// What one thread does of body(row, column).
+template <typename Body>
+LLTM_INLINE void for_each_of_thread(
+    Grid grid,
+    Grid block,
+    int thread,
+    int64_t rows,
+    int64_t columns,
+    const Body& body) {
+  const int64_t first = int64_t(block.columns) * kThreads + thread;
+  const int64_t stride = int64_t(grid.columns) * kThreads;
+  for (int64_t row = block.rows; row < rows; row += grid.rows) {
+    for (int64_t column = first; column < columns; column += stride) {
+      body(row, column);
+    }
+  }
+}
+
+} // namespace lltm
