@@ -63,9 +63,9 @@ compat:  ## run the CPU tests on the oldest and the newest supported torch
 	FORCE_CPU=1 $(MAKE) test VENV=.venv-cuda TORCH=$(OLDEST_TORCH)
 	FORCE_CPU=1 $(MAKE) test VENV=.venv-newest TORCH=$(NEWEST_TORCH)
 
-gpu:  ## on a machine with a GPU: tests and benchmark with the torch of python3, installing nothing
-	$(MAKE) test PYTHON=python3
-	$(MAKE) bench PYTHON=python3 BENCH_ARGS='--device cuda'
+gpu:  ## on a machine with a GPU: tests, compute-sanitizer, probes, benchmark, with the torch of python3
+	$(MAKE) in-place PYTHON=python3
+	python3 benchmarks/gpu.py $(GPU_ARGS)
 
 clean:  ## remove environments and everything that was built
 	rm -rf .venv .venv-cuda .venv-newest build lltm_ops.egg-info lltm_ops/*.so .*_cache .hypothesis

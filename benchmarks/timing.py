@@ -98,11 +98,13 @@ def machine(device: str) -> str:
     return f"{name}, {os.cpu_count()} cores, {capability}"
 
 
-def save(run: dict[str, Any], plot: str, file: Path) -> None:
-    """Writes the JSON file, and a picture where matplotlib is installed."""
+def save(run: dict[str, Any], plot: str | None, file: Path) -> None:
+    """Writes the JSON file, and, if there is one, its picture, where matplotlib is installed."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(run, indent=1) + "\n")
     print(f"wrote {file}")
+    if plot is None:
+        return
     try:
         import plots
     except ImportError as error:

@@ -95,7 +95,21 @@ def cuobjdump() -> str | None:
     return shutil.which("cuobjdump", path=os.pathsep.join(map(str, places)))
 
 
-@pytest.mark.skipif(lltm_ops.build_info()["cuda"] == "not built", reason="built without CUDA")
+needs_cuda_build = pytest.mark.skipif(
+    lltm_ops.build_info()["cuda"] == "not built", reason="built without CUDA"
+)
+
+
+@needs_cuda_build
+def test_the_probes_compile(tmp_path):
+    program = tmp_path / "probes"
+    source = ROOT / "benchmarks" / "probes.cu"
+    command = [f"{CUDA_HOME}/bin/nvcc", "-std=c++17", "-arch=sm_90", "-Werror", "all-warnings"]
+    subprocess.run([*command, "-o", program, source], check=True)
+    assert program.exists()
+
+
+@needs_cuda_build
 def test_kernels_use_no_local_memory():
     """Neither for spilled registers nor for arrays, in any architecture of the build."""
     tool = cuobjdump()

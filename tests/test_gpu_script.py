@@ -1,0 +1,78 @@
+"""benchmarks/gpu.py tells what passed from what failed, came too late or never began."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+SCRIPT = Path(__file__).parent.parent / "benchmarks" / "gpu.py"
+
+
+@pytest.fixture(scope="module")
+def gpu():
+    spec = importlib.util.spec_from_file_location("gpu", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_refuses_without_a_gpu(tmp_path):
+    command = [sys.executable, SCRIPT, "--output", tmp_path]
+    refused = subprocess.run(command, capture_output=True, text=True)
+    assert refused.returncode == 2
+    assert "expected a GPU" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [("pass", 0), ("raise SystemExit(3)", 3), ("while True: pass", "TimeoutExpired")],
+)
+def test_a_process_ends_with_its_status_or_in_time(gpu, tmp_path, code, expected):
+    assert gpu.finish([sys.executable, "-c", code], 2, tmp_path / "log") == expected
+
+
+def test_a_program_that_is_not_there_is_a_failure(gpu, tmp_path):
+    assert gpu.finish(["no-such-program"], 2, tmp_path / "log") == "FileNotFoundError"
+
+
+def test_results_of_tests_are_counted_and_failures_named(gpu, tmp_path, monkeypatch):
+    tests = tmp_path / "tests"
+    tests.mkdir()
+    (tests / "test_some.py").write_text(
+        "import pytest\n"
+        "def test_cuda_passes(): pass\n"
+        "def test_cuda_fails(): assert False\n"
+        "def test_cuda_is_skipped(): pytest.skip()\n"
+        "def test_other(): assert False\n"
+    )
+    (tests / "test_none.py").write_text("def test_other(): assert False\n")
+    monkeypatch.setattr(gpu, "ROOT", tmp_path)
+    result = gpu.run_tests(tmp_path, 60)
+    assert not result["ok"]
+    assert set(result["summary"].split(", ")) == {"1 passed", "1 failure", "1 skipped"}
+    assert result["statuses"] == {"test_none": 5, "test_some": 1}
+    assert [name.split("::")[1] for name in result["failed"]] == ["test_cuda_fails"]
+
+
+@pytest.mark.parametrize("passes", [True, False])
+def test_each_part_prints_a_line_and_writes_a_file(gpu, tmp_path, monkeypatch, capsys, passes):
+    def part(folder, seconds):
+        return {"ok": passes, "summary": f"had {seconds} s"}
+
+    monkeypatch.setattr(gpu, "PARTS", {"first": (part, 1), "second": (part, 2)})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--output", str(tmp_path)])
+    assert gpu.main() == (0 if passes else 1)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["first", "second"]
+    assert ("FAILED" in lines[0]) != passes
+    assert json.loads((tmp_path / "second.json").read_text())["summary"] == "had 2 s"
+
+
+def test_the_parts_take_less_than_eight_minutes(gpu):
+    assert sum(seconds for _, seconds in gpu.PARTS.values()) < 480
