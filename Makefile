@@ -47,12 +47,12 @@ lint: $(VENV)/.lint  ## ruff, mypy, clang-format
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	$(VENV)/bin/clang-format --dry-run --Werror $$(git ls-files 'csrc/*' 'benchmarks/*.cpp' 'tests/*.cpp')
+	$(VENV)/bin/clang-format --dry-run --Werror $$(git ls-files 'csrc/*' 'benchmarks/*.cpp' 'tests/*.cpp' 'examples/*.cpp')
 
 format: $(VENV)/.lint  ## let ruff and clang-format rewrite the sources
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
-	$(VENV)/bin/clang-format -i $$(git ls-files 'csrc/*' 'benchmarks/*.cpp' 'tests/*.cpp')
+	$(VENV)/bin/clang-format -i $$(git ls-files 'csrc/*' 'benchmarks/*.cpp' 'tests/*.cpp' 'examples/*.cpp')
 
 # No GPU is needed. A CUDA_HOME guessed from an nvcc on PATH may be a wrapper's folder.
 cuda-check: export CUDA_HOME ?= /usr/local/cuda

@@ -1,0 +1,147 @@
+// The functions of ops/lltm.h and ops/lltm_sequence.h, as a program without
+// Python calls them.
+
+#include "ops/lltm.h"
+#include "ops/lltm_sequence.h"
+
+#include <torch/torch.h>
+
+#include <functional>
+#include <string>
+
+namespace {
+
+using torch::Tensor;
+
+struct Arguments {
+  Tensor input;
+  Tensor weights;
+  Tensor bias;
+  Tensor old_h;
+  Tensor old_cell;
+};
+
+Arguments arguments(at::IntArrayRef lead, int64_t batch) {
+  const auto options = torch::dtype(torch::kDouble).requires_grad(true);
+  auto sizes = lead.vec();
+  sizes.push_back(5);
+  return {
+      torch::randn(sizes, options),
+      torch::randn({12, 9}, options),
+      torch::randn({12}, options),
+      torch::randn({batch, 4}, options),
+      torch::randn({batch, 4}, options)};
+}
+
+std::vector<Tensor> as_vector(const Arguments& a) {
+  return {a.input, a.weights, a.bias, a.old_h, a.old_cell};
+}
+
+// The mathematics, in plain ATen.
+lltm::ForwardResult reference(const Arguments& a) {
+  const auto gates =
+      torch::linear(torch::cat({a.old_h, a.input}, 1), a.weights, a.bias)
+          .chunk(3, 1);
+  const auto new_cell =
+      a.old_cell + torch::elu(gates[2]) * torch::sigmoid(gates[0]);
+  return {torch::tanh(new_cell) * torch::sigmoid(gates[1]), new_cell};
+}
+
+void check_close(const Tensor& actual, const Tensor& expected) {
+  TORCH_CHECK(
+      torch::allclose(actual, expected, 1e-10, 1e-12),
+      "expected ",
+      expected,
+      ", but got ",
+      actual);
+}
+
+std::vector<Tensor> gradients(
+    const lltm::ForwardResult& outputs,
+    const Arguments& a) {
+  const auto& [h, cell] = outputs;
+  return torch::autograd::grad({(h * h).sum() + cell.sum()}, as_vector(a));
+}
+
+void check_same(
+    const lltm::ForwardResult& actual,
+    const lltm::ForwardResult& expected,
+    const Arguments& a) {
+  check_close(std::get<0>(actual), std::get<0>(expected));
+  check_close(std::get<1>(actual), std::get<1>(expected));
+  const auto ours = gradients(actual, a);
+  const auto exact = gradients(expected, a);
+  for (size_t i = 0; i < ours.size(); ++i) {
+    check_close(ours[i], exact[i]);
+  }
+}
+
+void test_a_step() {
+  const auto a = arguments({3}, 3);
+  check_same(
+      lltm::forward(a.input, a.weights, a.bias, a.old_h, a.old_cell),
+      reference(a),
+      a);
+}
+
+void test_backward_computes_what_is_asked_for() {
+  const torch::NoGradGuard no_grad;
+  const auto a = arguments({3}, 3);
+  const auto [new_h, new_cell, gates] = lltm::_forward_with_gates(
+      a.input, a.weights, a.bias, a.old_h, a.old_cell);
+  const auto [d_input, d_weights, d_bias, d_old_h, d_old_cell] = lltm::backward(
+      new_h,
+      new_cell,
+      new_cell,
+      gates,
+      a.input,
+      a.weights,
+      a.old_h,
+      {false, true, false, false, true});
+  TORCH_CHECK(d_weights.defined() && d_old_cell.defined());
+  TORCH_CHECK(!d_input.defined() && !d_bias.defined() && !d_old_h.defined());
+}
+
+void test_a_sequence() {
+  const auto a = arguments({6, 3}, 3);
+  auto step = a;
+  std::vector<Tensor> output, cells;
+  for (int64_t t = 0; t < 6; ++t) {
+    step.input = a.input[t];
+    std::tie(step.old_h, step.old_cell) = reference(step);
+    output.push_back(step.old_h);
+    cells.push_back(step.old_cell);
+  }
+  check_same(
+      lltm::sequence_forward(a.input, a.weights, a.bias, a.old_h, a.old_cell),
+      {torch::stack(output), torch::stack(cells)},
+      a);
+}
+
+void test_an_error_is_one_sentence() {
+  auto a = arguments({3}, 3);
+  try {
+    lltm::forward(
+        a.input, a.weights, a.bias.narrow(0, 0, 5), a.old_h, a.old_cell);
+  } catch (const c10::Error& error) {
+    const std::string words = error.what_without_backtrace();
+    TORCH_CHECK(
+        words.find(
+            "lltm::forward: expected bias to have shape [3 * state_size]"
+            " = [12]") == 0,
+        words);
+    return;
+  }
+  TORCH_CHECK(false, "expected an error for a bias of another size");
+}
+
+} // namespace
+
+int main() {
+  torch::manual_seed(0);
+  test_a_step();
+  test_backward_computes_what_is_asked_for();
+  test_a_sequence();
+  test_an_error_is_one_sentence();
+  return 0;
+}

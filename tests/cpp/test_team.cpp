@@ -1,0 +1,96 @@
+// Threads that wait for one another (cpu/team.h) all come back, also when one
+// of them fails.
+
+#include "cpu/team.h"
+
+#include <c10/util/Exception.h>
+
+#include <atomic>
+#include <stdexcept>
+#include <vector>
+
+namespace {
+
+constexpr int64_t kSteps = 1000;
+
+// What a slot writes before a barrier the others read after it.
+void test_a_barrier_orders_what_threads_write(int64_t slots) {
+  std::vector<int64_t> steps(slots, -1);
+  std::atomic<int64_t> late{0};
+  lltm::run_team(
+      slots, [&](int64_t begin, int64_t end, lltm::Barrier& barrier) {
+        for (int64_t step = 0; step < kSteps; ++step) {
+          for (int64_t i = begin; i < end; ++i) {
+            steps[i] = step;
+          }
+          TORCH_CHECK(barrier.wait(end - begin));
+          for (const auto of_slot : steps) {
+            late += of_slot != step;
+          }
+          TORCH_CHECK(barrier.wait(end - begin));
+        }
+      });
+  TORCH_CHECK(late == 0, "expected all slots at the same step, but ", late);
+}
+
+void test_who_fails_lets_the_others_go(int64_t slots, int64_t failing) {
+  bool thrown = false;
+  try {
+    lltm::run_team(
+        slots, [&](int64_t begin, int64_t end, lltm::Barrier& barrier) {
+          for (int64_t step = 0; step < kSteps; ++step) {
+            if (step == kSteps / 2 && begin <= failing && failing < end) {
+              throw std::runtime_error("of slot " + std::to_string(failing));
+            }
+            if (!barrier.wait(end - begin)) {
+              return;
+            }
+          }
+        });
+  } catch (const std::runtime_error&) {
+    thrown = true;
+  }
+  TORCH_CHECK(thrown, "expected the exception of slot ", failing);
+}
+
+void test_parts_cover_everything_once() {
+  for (int64_t n = 0; n < 40; ++n) {
+    for (int64_t parts = 1; parts < 9; ++parts) {
+      int64_t end = 0;
+      for (int64_t i = 0; i < parts; ++i) {
+        const lltm::Part part(n, i, parts);
+        TORCH_CHECK(part.begin == end && part.size() >= n / parts);
+        end = part.end;
+      }
+      TORCH_CHECK(end == n);
+    }
+  }
+}
+
+void test_a_team_has_no_more_slots_than_threads(int64_t threads) {
+  for (const int64_t nanoseconds : {0, 100, 5000, 1000000}) {
+    for (const int64_t row_groups : {0, 1, 3, 100}) {
+      const auto shape = lltm::team_shape(nanoseconds, 50, row_groups, 10);
+      TORCH_CHECK(shape.slots() >= 1 && shape.slots() <= threads);
+      TORCH_CHECK(shape.row_groups <= std::max<int64_t>(1, row_groups));
+      TORCH_CHECK(shape.unit_groups <= 10);
+    }
+  }
+}
+
+} // namespace
+
+int main() {
+  test_parts_cover_everything_once();
+  for (const int64_t threads : {1, 2, 3, 8}) {
+    at::set_num_threads(threads);
+    test_a_team_has_no_more_slots_than_threads(threads);
+    for (const int64_t slots : {threads, 2 * threads}) {
+      test_a_barrier_orders_what_threads_write(slots);
+      for (int64_t failing = 0; failing < slots; ++failing) {
+        test_who_fails_lets_the_others_go(slots, failing);
+      }
+    }
+  }
+  return 0;
+}

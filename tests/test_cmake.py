@@ -1,0 +1,152 @@
+"""The library without Python, by the commands of docs/cpp.md, in a copy of the checkout."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.jit._pickle import restore_type_tag
+
+import lltm_ops
+from lltm_ops import _extension
+
+pytest.importorskip("cmake")
+
+ROOT = Path(__file__).resolve().parent.parent
+LIBRARY, EXAMPLE = re.findall(
+    r"^```sh\n(.*?)^```$", (ROOT / "docs" / "cpp.md").read_text(), re.M | re.S
+)
+
+
+def run(commands, folder, **environment):
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    packages = str(Path(lltm_ops.__file__).parent.parent)
+    result = subprocess.run(
+        ["bash", "-e", "-c", commands],
+        cwd=folder,
+        env={**os.environ, "PATH": path, "PYTHONPATH": packages, **environment},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    """With the library built, tested and installed, and the example run."""
+    folder = tmp_path_factory.mktemp("checkout")
+    for name in ("cmake", "csrc", "examples", "lltm_ops", "tests"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("*.so"))
+    shutil.copy(ROOT / "CMakeLists.txt", folder)
+    printed = run(LIBRARY + EXAMPLE, folder, CMAKE_EXPORT_COMPILE_COMMANDS="ON")
+    assert "100% tests passed" in printed
+    assert re.search(r"a step from C\+\+: [\d.]+ us", printed)
+    return folder
+
+
+def commands(checkout):
+    """Of the compiler, by the source file of the library."""
+    file = checkout / "build" / "cmake" / "compile_commands.json"
+    return {
+        str(Path(entry["file"]).relative_to(checkout)): entry["command"]
+        for entry in json.loads(file.read_text())
+        if "/csrc/" in entry["file"]
+    }
+
+
+def test_sources_and_flags_are_those_of_the_extension(checkout):
+    compiled = commands(checkout)
+    cuda = any(source.endswith(".cu") for source in compiled)
+    assert set(compiled) == set(_extension.sources(cuda))
+    flags = set(_extension.compile_args(cuda=False)["cxx"]) - {"-g0"}
+    for source, command in compiled.items():
+        if source.endswith(".cpp"):
+            assert flags <= set(command.split()), source
+
+
+def test_nothing_of_python_and_no_second_openmp_is_linked(checkout):
+    library = next((checkout / "build" / "lltm_ops").rglob("liblltm_ops.so"))
+    dynamic = subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True)
+    needed = re.findall(r"NEEDED.*\[(.*)\]", dynamic.stdout)
+    assert any(name.startswith("libtorch_cpu") for name in needed)
+    assert not [name for name in needed if "python" in name or "omp" in name]
+    program = checkout / "build" / "example" / "without_python"
+    loaded = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
+    assert "liblltm_ops.so" in loaded and "python" not in re.sub(r"/\S*", "", loaded)
+
+
+@pytest.fixture(scope="module")
+def files(checkout):
+    folder = checkout / "build" / "example" / "files"
+    names = ("inputs", "model", "outputs")
+    # What C++ writes says what type its dictionary is.
+    with torch.serialization.safe_globals([restore_type_tag]):
+        return tuple(torch.load(folder / f"{name}.pt", weights_only=True) for name in names)
+
+
+def test_the_operator_computes_the_same_bits(files):
+    inputs, _, outputs = files
+    step = [inputs[name] for name in ("step", "weights", "bias", "old_h", "old_cell")]
+    new_h, new_cell = lltm_ops.forward(*step)
+    assert torch.equal(outputs["new_h"], new_h)
+    assert torch.equal(outputs["new_cell"], new_cell)
+
+
+@pytest.fixture
+def model(files, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "examples" / "cpp")
+    import prepare
+
+    model = prepare.Model()
+    model.load_state_dict(files[1])
+    return model
+
+
+def test_models_compute_the_same(files, model):
+    inputs, _, outputs = files
+    (expected,) = model(inputs["input"])
+    torch.testing.assert_close(outputs["scripted"], expected)
+    torch.testing.assert_close(outputs["compiled"], expected)
+
+
+def test_the_scripted_model_learns_the_same(files, model):
+    inputs, _, outputs = files
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(inputs["input"])[0], inputs["target"])
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    assert losses[-1] < losses[0]
+    torch.testing.assert_close(outputs["losses"], torch.stack(losses))
+    trained = {name: outputs[f"trained.{name}"] for name in model.state_dict()}
+    torch.testing.assert_close(trained, dict(model.state_dict()))
+
+
+def test_a_torch_of_another_minor_is_refused(checkout, tmp_path):
+    torch_package = tmp_path / "torch"
+    torch_package.mkdir()
+    (torch_package / "TorchConfig.cmake").write_text("set(Torch_FOUND TRUE)\n")
+    (torch_package / "TorchConfigVersion.cmake").write_text(
+        "set(PACKAGE_VERSION 1.2.3)\nset(PACKAGE_VERSION_COMPATIBLE TRUE)\n"
+    )
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.18)\n"
+        "project(other LANGUAGES CXX)\n"
+        "find_package(LltmOps REQUIRED)\n"
+    )
+    installed = checkout / "build" / "lltm_ops"
+    configure = f"! cmake -S . -B build -G Ninja -D Torch_DIR={torch_package} 2>&1"
+    printed = run(configure, tmp_path, CMAKE_PREFIX_PATH=str(installed))
+    built_for = ".".join(torch.__version__.split(".")[:2])
+    words = f"LltmOps: built for torch {built_for}, found 1.2.3: build LltmOps again"
+    assert words in " ".join(printed.split())
