@@ -7,6 +7,8 @@ BASE_PYTHON ?= python3
 # From PyPI, which has the CUDA 13.0 build of it.
 OLDEST_TORCH := torch==2.11.0
 NEWEST_TORCH := torch==2.15.0
+# Those that need no checkout around the package, and no long time.
+WHEEL_TESTS ?= test_values.py test_gradients.py test_sequence.py test_layer.py test_registration.py test_jit.py
 # Pinned: their verdict must not change with the day.
 LINTERS := ruff==0.17.5 mypy==2.4.1 clang-format==23.1.5
 
@@ -22,7 +24,7 @@ PYTHON := $(VENV)/bin/python
 BUILT := $(VENV)/.built
 endif
 
-.PHONY: help demo test bench sweep lengths lint format cuda-check compat gpu clean in-place FORCE
+.PHONY: help demo test bench sweep lengths lint format cuda-check wheel compat gpu clean in-place FORCE
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -59,6 +61,15 @@ cuda-check: export CUDA_HOME ?= /usr/local/cuda
 cuda-check:  ## build with CUDA against torch 2.11, check that the kernels are there, run the tests
 	FORCE_CUDA=1 $(MAKE) test VENV=.venv-cuda TORCH=$(OLDEST_TORCH)
 
+wheel: $(VENV)/.torch  ## build sdist and wheel into dist/, audit the wheel, test it in an environment of its own
+	rm -rf dist .venv-wheel
+	$(VENV)/bin/python -m pip install --quiet build abi3audit
+	$(VENV)/bin/python -m build --no-isolation
+	$(VENV)/bin/abi3audit --strict dist/*.whl
+	$(BASE_PYTHON) -m venv .venv-wheel
+	.venv-wheel/bin/python -m pip install --quiet $(TORCH) pytest hypothesis expecttest dist/*.whl
+	cd tests && env -u PYTHONPATH ../.venv-wheel/bin/python -m pytest -c ../pyproject.toml $(WHEEL_TESTS)
+
 compat:  ## run the CPU tests on the oldest and the newest supported torch
 	FORCE_CPU=1 $(MAKE) test VENV=.venv-cuda TORCH=$(OLDEST_TORCH)
 	FORCE_CPU=1 $(MAKE) test VENV=.venv-newest TORCH=$(NEWEST_TORCH)
@@ -68,7 +79,7 @@ gpu:  ## on a machine with a GPU: tests, compute-sanitizer, probes, benchmark, w
 	python3 benchmarks/gpu.py $(GPU_ARGS)
 
 clean:  ## remove environments and everything that was built
-	rm -rf .venv .venv-cuda .venv-newest build lltm_ops.egg-info lltm_ops/*.so .*_cache .hypothesis
+	rm -rf .venv .venv-cuda .venv-newest .venv-wheel build dist lltm_ops.egg-info lltm_ops/*.so .*_cache .hypothesis
 
 in-place:
 	$(PYTHON) setup.py --quiet build_ext --inplace

@@ -21,6 +21,9 @@ setup(
     options={
         # A folder of objects for each torch, so that environments can share a checkout.
         "build": {"build_base": f"build/{extension_file['library_name']()}"},
-        "bdist_wheel": {"py_limited_api": "cp310"},
+        "bdist_wheel": {
+            "py_limited_api": "cp310",
+            "build_number": extension_file["wheel_build_tag"](),
+        },
     },
 )

@@ -37,6 +37,11 @@ def library_name() -> str:
     return f"_C_torch{torch_minor().replace('.', '_')}_{variant}"
 
 
+def wheel_build_tag() -> str:
+    """Part of a wheel's name, as ``2.13.cpu``: those for several torches can lie side by side."""
+    return library_name().removeprefix("_C_torch").replace("_", ".")
+
+
 def flag(name: str) -> bool:
     """Whether an environment variable is set to yes."""
     return os.environ.get(name, "0").lower() in ("1", "on", "yes", "true")
@@ -118,6 +123,8 @@ def extension() -> Any:
         sources(cuda),
         include_dirs=[str(CSRC)],
         extra_compile_args=args,
+        # Beside it in site-packages, for programs that load the library without Python.
+        extra_link_args=["-Wl,-rpath,$ORIGIN/../torch/lib"],
         py_limited_api=True,
     )
 

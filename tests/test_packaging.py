@@ -61,7 +61,8 @@ def test_wheel(tmp_path):
     without_cuda = {**os.environ, "FORCE_CPU": "1"}  # quicker, and the same wheel otherwise
     subprocess.run([*pip, "--wheel-dir", str(tmp_path), str(ROOT)], check=True, env=without_cuda)
     (wheel,) = tmp_path.glob("*.whl")
-    assert re.fullmatch(r"lltm_ops-[\d.]+-cp310-abi3-linux_\w+\.whl", wheel.name)
+    tag = re.escape(_extension.wheel_build_tag())
+    assert re.fullmatch(rf"lltm_ops-[\d.]+-{tag}-cp310-abi3-linux_\w+\.whl", wheel.name)
     names = zipfile.ZipFile(wheel).namelist()
     assert f"lltm_ops/{LIBRARY.name}" in names
     assert "lltm_ops/py.typed" in names
@@ -72,6 +73,10 @@ def test_wheel(tmp_path):
     zipfile.ZipFile(wheel).extractall(installed)
     status, output = run("import lltm_ops; print(lltm_ops.__file__)", installed)
     assert (status, output) == (0, f"{installed}/lltm_ops/__init__.py\n")
+    # Beside torch, as in site-packages, the library finds it by itself.
+    (installed / "torch").symlink_to(Path(torch.__file__).parent)
+    code = f"import ctypes; ctypes.CDLL('{installed}/lltm_ops/{LIBRARY.name}'); print('loaded')"
+    assert run(code, tmp_path) == (0, "loaded\n")
 
 
 def test_builds_just_in_time(tmp_path):
@@ -219,3 +224,4 @@ def test_the_library_asks_for_no_python_and_no_openmp_of_its_own():
     ).stdout
     assert "libtorch_cpu.so" in needed
     assert "gomp" not in needed and "libpython" not in needed
+    assert "[$ORIGIN/../torch/lib]" in needed  # its runtime path
