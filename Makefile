@@ -98,7 +98,7 @@ $(VENV)/.options: FORCE
 	@[ "$$(cat $@ 2>/dev/null)" = "$(OPTIONS)" ] || echo "$(OPTIONS)" > $@
 
 $(VENV)/.built: $(VENV)/.torch $(VENV)/.options $(SOURCES)
-	$(VENV)/bin/python -m pip install --quiet --no-build-isolation --editable '.[demo,test]'
+	$(VENV)/bin/python -m pip install --quiet --no-build-isolation --editable '.[demo,test,onnx]'
 	@touch $@
 
 $(VENV)/.lint: $(VENV)/.torch Makefile

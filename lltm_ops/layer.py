@@ -444,7 +444,7 @@ def _last_state(
 def _last_rows(batch_sizes: Tensor, batch: int) -> Tensor:
     """Where the last step of each packed sequence lies."""
     sequences = torch.arange(batch, device=batch_sizes.device)
-    lengths = batch_sizes.numel() - torch.searchsorted(batch_sizes.flip(0), sequences, right=True)
+    lengths = (batch_sizes.unsqueeze(1) > sequences).sum(0)
     starts = batch_sizes.cumsum(0) - batch_sizes
     return starts[lengths - 1] + sequences
 

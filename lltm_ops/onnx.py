@@ -1,0 +1,194 @@
+"""The operators in ONNX, for ``torch.onnx.export``. Needs the extra ``onnx``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+try:
+    import onnxscript
+    from onnxscript import opset18 as op
+    from onnxscript.onnx_types import TensorType as Tensor
+except ImportError as error:
+    raise ImportError(
+        f"lltm_ops.onnx: expected the packages of the extra onnx, but {error.name} is missing: "
+        "install them with `pip install onnx onnxscript onnxruntime`"
+    ) from error
+
+_script = onnxscript.script(onnxscript.values.Opset("lltm_ops", 1), default_opset=op)
+
+
+def translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
+    """How ``torch.onnx.export`` writes ``lltm::forward`` and ``lltm::sequence_forward``.
+
+    In standard operators of opset 18; a sequence is a ``Scan``. Half types are computed in float32
+    and the state is rounded after each step, as on the CPU. Nothing is checked there.
+
+    Returns:
+        What ``torch.onnx.export(..., dynamo=True)`` takes as ``custom_translation_table``.
+
+    Raises:
+        ImportError: from the import of this module, if the extra ``onnx`` is not installed.
+
+    Example::
+
+        >>> import lltm_ops.onnx
+        >>> table = lltm_ops.onnx.translation_table()
+        >>> torch.onnx.export(model, args, dynamo=True, custom_translation_table=table)
+    """
+    return {
+        torch.ops.lltm.forward.default: _forward,
+        torch.ops.lltm.sequence_forward.default: _sequence_forward,
+    }
+
+
+def _forward(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor) -> Any:
+    return _step(*_products(input, weights, bias, old_h), old_h, old_cell)
+
+
+def _sequence_forward(
+    input: Tensor,
+    weights: Tensor,
+    bias: Tensor,
+    h0: Tensor,
+    c0: Tensor,
+    batch_sizes: Tensor | None = None,
+    reverse: bool = False,
+    resets: Tensor | None = None,
+) -> Any:
+    products, recurrent_weights = _products(input, weights, bias, h0)
+    direction = int(reverse)
+    if batch_sizes is None and resets is None:
+        return _sequence(
+            products, recurrent_weights, h0, c0,
+            input_directions=[direction], output_directions=[direction, direction],
+        )  # fmt: skip
+    if resets is None:
+        resets = op.Expand(False, op.Shape(products, end=1))
+    if batch_sizes is None:
+        runs = op.Expand(True, op.Shape(products, end=2))
+    else:
+        rows, runs = _padded_rows(batch_sizes, h0)
+        products, resets = op.Gather(products, rows), op.Gather(resets, rows)
+    output, cells = _masked_sequence(
+        products, recurrent_weights, h0, c0, resets, runs,
+        input_directions=[direction] * 3, output_directions=[direction, direction],
+    )  # fmt: skip
+    if batch_sizes is None:
+        return output, cells
+    packed_rows = op.Transpose(op.NonZero(runs), perm=[1, 0])
+    return op.GatherND(output, packed_rows), op.GatherND(cells, packed_rows)
+
+
+def _products(input: Tensor, weights: Tensor, bias: Tensor, h: Tensor) -> Any:
+    """Those of the input, with bias, for all steps at once; and what multiplies ``h``."""
+    # onnxruntime has few kernels for half types on the CPU.
+    double, single = onnxscript.DOUBLE.dtype, onnxscript.FLOAT.dtype
+    dtype = double if input.dtype == double else single
+    input, weights, bias = (op.Cast(tensor, to=dtype) for tensor in (input, weights, bias))
+    return _split_products(input, weights, bias, h)
+
+
+@_script
+def _split_products(
+    input: Tensor, weights: Tensor, bias: Tensor, h: Tensor
+) -> tuple[Tensor, Tensor]:
+    columns = op.Transpose(weights, perm=[1, 0])
+    state_size = op.Shape(h, start=1)
+    recurrent = op.Slice(columns, [0], state_size, [0])
+    of_input = op.Slice(columns, state_size, op.Shape(columns, end=1), [0])
+    return op.MatMul(input, of_input) + bias, recurrent
+
+
+@_script
+def _padded_rows(batch_sizes: Tensor, h0: Tensor) -> tuple[Tensor, Tensor]:
+    """Which row of packed data each sequence has at each step, and whether it has one."""
+    sequences = op.Range(0, op.Squeeze(op.Shape(h0, end=1)), 1)
+    runs = sequences < op.Unsqueeze(batch_sizes, [1])
+    starts = op.CumSum(batch_sizes, 0, exclusive=1)
+    return op.Where(runs, op.Unsqueeze(starts, [1]) + sequences, 0), runs
+
+
+# The formula stands here and in both sequences, for torch.onnx.export leaves out functions that the
+# body of a Scan calls. ELU is written out, for onnxruntime has no kernel of it in float64.
+@_script
+def _step(
+    products: Tensor, recurrent_weights: Tensor, old_h: Tensor, old_cell: Tensor
+) -> tuple[Tensor, Tensor]:
+    gates = products + op.MatMul(op.CastLike(old_h, products), recurrent_weights)
+    input_gate, output_gate, candidate = op.Split(gates, axis=-1, num_outputs=3)
+    candidate = op.Where(candidate > 0.0, candidate, op.Exp(candidate) - 1.0)
+    new_cell = op.CastLike(old_cell, products) + candidate * op.Sigmoid(input_gate)
+    new_h = op.Tanh(new_cell) * op.Sigmoid(output_gate)
+    return op.CastLike(new_h, old_h), op.CastLike(new_cell, old_cell)
+
+
+@_script
+def _sequence(
+    products: Tensor,
+    recurrent_weights: Tensor,
+    h0: Tensor,
+    c0: Tensor,
+    input_directions: Sequence[int],
+    output_directions: Sequence[int],
+) -> tuple[Tensor, Tensor]:
+    @onnxscript.graph()
+    def step(old_h: Tensor, old_cell: Tensor, products: Tensor) -> Any:
+        gates = products + op.MatMul(op.CastLike(old_h, products), recurrent_weights)
+        input_gate, output_gate, candidate = op.Split(gates, axis=-1, num_outputs=3)
+        candidate = op.Where(candidate > 0.0, candidate, op.Exp(candidate) - 1.0)
+        new_cell = op.CastLike(old_cell, products) + candidate * op.Sigmoid(input_gate)
+        new_h = op.Tanh(new_cell) * op.Sigmoid(output_gate)
+        new_h, new_cell = op.CastLike(new_h, old_h), op.CastLike(new_cell, old_cell)
+        return new_h, new_cell, op.Identity(new_h), op.Identity(new_cell)
+
+    _, _, output, cells = op.Scan(
+        h0, c0, products,
+        body=step,
+        num_scan_inputs=1,
+        scan_input_directions=input_directions,
+        scan_output_directions=output_directions,
+    )  # fmt: skip
+    return output, cells
+
+
+@_script
+def _masked_sequence(
+    products: Tensor,
+    recurrent_weights: Tensor,
+    h0: Tensor,
+    c0: Tensor,
+    resets: Tensor,
+    runs: Tensor,
+    input_directions: Sequence[int],
+    output_directions: Sequence[int],
+) -> tuple[Tensor, Tensor]:
+    """Where a row does not run, it keeps its state: packed sequences begin late in reverse."""
+
+    @onnxscript.graph()
+    def step(
+        old_h: Tensor, old_cell: Tensor, products: Tensor, resets: Tensor, runs: Tensor
+    ) -> Any:
+        kept_h, kept_cell = op.CastLike(old_h, products), op.CastLike(old_cell, products)
+        reset, zero = op.Unsqueeze(resets, [1]), op.CastLike(0.0, products)
+        h, cell = op.Where(reset, zero, kept_h), op.Where(reset, zero, kept_cell)
+        gates = products + op.MatMul(h, recurrent_weights)
+        input_gate, output_gate, candidate = op.Split(gates, axis=-1, num_outputs=3)
+        candidate = op.Where(candidate > 0.0, candidate, op.Exp(candidate) - 1.0)
+        new_cell = cell + candidate * op.Sigmoid(input_gate)
+        new_h = op.Tanh(new_cell) * op.Sigmoid(output_gate)
+        running = op.Unsqueeze(runs, [1])
+        new_h = op.CastLike(op.Where(running, new_h, kept_h), old_h)
+        new_cell = op.CastLike(op.Where(running, new_cell, kept_cell), old_cell)
+        return new_h, new_cell, op.Identity(new_h), op.Identity(new_cell)
+
+    _, _, output, cells = op.Scan(
+        h0, c0, products, resets, runs,
+        body=step,
+        num_scan_inputs=3,
+        scan_input_directions=input_directions,
+        scan_output_directions=output_directions,
+    )  # fmt: skip
+    return output, cells

@@ -1,0 +1,270 @@
+"""torch.onnx.export writes the operators in ONNX, and onnxruntime computes the same numbers."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from common import (
+    TOLERANCES,
+    double,
+    each_dtype,
+    each_sequence_kind,
+    sample_inputs,
+    sequence_inputs,
+    sequence_reference,
+)
+from torch import nn
+from torch.nn.utils.rnn import pack_sequence
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+import lltm_ops
+
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+DYNAMIC = torch.export.Dim.DYNAMIC
+# Unlike those of the export, ones and an empty batch among them.
+TIMES_AND_BATCHES = [(9, 4), (2, 17), (1, 2), (4, 1), (1, 1), (4, 0)]
+
+
+def exported(module, arguments, dynamic_shapes, **options):
+    """Runs in onnxruntime what was exported; its attribute ``model`` is the ONNX model."""
+    import lltm_ops.onnx
+
+    program = torch.onnx.export(
+        module.eval(),
+        arguments,
+        dynamo=True,
+        dynamic_shapes=dynamic_shapes,
+        custom_translation_table=lltm_ops.onnx.translation_table(),
+        verbose=False,
+        **options,
+    )
+    onnx.checker.check_model(program.model_proto, full_check=True)
+    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
+    names = [input.name for input in session.get_inputs()]
+
+    def run(*arguments):
+        arrays = [leaf.numpy() for leaf in tree_leaves(arguments) if leaf is not None]
+        results = session.run(None, dict(zip(names, arrays, strict=True)))
+        return [torch.from_numpy(result) for result in results]
+
+    run.model = program.model_proto
+    return run
+
+
+def dynamic(arguments, *sizes):
+    """Dynamic shapes for arguments of which each has as many dynamic dimensions as sizes say."""
+    return [
+        None if argument is None else {dim: DYNAMIC for dim in range(count)}
+        for argument, count in zip(arguments, sizes, strict=True)
+    ]
+
+
+def assert_close(actual, expected, dtype=torch.float32):
+    for ours, exact in zip(actual, tree_leaves(expected), strict=True):
+        torch.testing.assert_close(ours.double(), exact.double(), **TOLERANCES[dtype])
+
+
+class InDtype(nn.Module):
+    """An operator in any dtype, with float64 outside: NumPy has no bfloat16."""
+
+    def __init__(self, operator, dtype):
+        super().__init__()
+        self.operator, self.dtype = operator, dtype
+
+    def forward(self, arguments):
+        inside = tree_map_only(torch.Tensor, self.converted, arguments)
+        return tuple(result.double() for result in self.operator(*inside))
+
+    def converted(self, tensor):
+        return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
+
+
+@each_dtype
+def test_cell_by_value(dtype):
+    example = double(sample_inputs(dtype=dtype))
+    shapes = dynamic(example, 1, 0, 0, 1, 1)
+    run = exported(InDtype(torch.ops.lltm.forward, dtype), (example,), (shapes,))
+    for batch in (3, 17, 1, 0):
+        arguments = double(sample_inputs(dtype=dtype, shape=(batch, 5, 4)))
+        assert_close(run(arguments), lltm_ops.reference(*arguments), dtype)
+
+
+@each_dtype
+@each_sequence_kind
+def test_sequence_by_value(kind, dtype):
+    packed, reverse = kind[0] == "packed", kind[1]
+
+    def operator(*arguments):
+        *others, resets = arguments
+        return torch.ops.lltm.sequence_forward(*others, reverse, resets)
+
+    def arguments_of(time, batch):
+        inputs = double(sequence_inputs("cpu", dtype, (time, batch, 5, 4), kind))
+        return [*inputs[:6], inputs[7]]
+
+    example = arguments_of(5, 3)
+    rows = 1 if packed else 2
+    shapes = dynamic(example, rows, 0, 0, 1, 1, 1, rows)
+    run = exported(InDtype(operator, dtype), (example,), (shapes,))
+    for time, batch in TIMES_AND_BATCHES:
+        if batch > 0 or not packed:
+            arguments = arguments_of(time, batch)
+            *others, resets = arguments
+            assert_close(run(arguments), sequence_reference(*others, reverse, resets), dtype)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_reset_in_one_packed_sequence_leaves_the_others_alone(reverse):
+    *tensors, _, resets = sequence_inputs(kind=("packed", reverse, True))
+
+    class Sequence(nn.Module):
+        def forward(self, resets):
+            return torch.ops.lltm.sequence_forward(*tensors, reverse, resets)
+
+    run = exported(Sequence(), (resets,), None)
+    for row in range(len(resets)):
+        resets = torch.arange(len(resets)) == row
+        assert_close(run(resets), sequence_reference(*double(tensors), reverse, resets))
+
+
+def layer_arguments(layer, time, batch):
+    count = layer.num_layers * (2 if layer.bidirectional else 1)
+    sizes = (batch, time) if layer.batch_first else (time, batch)
+    state = tuple(torch.randn(count, batch, layer.hidden_size) for _ in range(2))
+    return torch.randn(*sizes, layer.input_size), state, torch.rand(sizes) < 0.2
+
+
+STRUCTURES = [
+    {"num_layers": 2},
+    {"bidirectional": True, "return_cells": True},
+    {"num_layers": 2, "bidirectional": True, "batch_first": True, "bias": False},
+]
+
+
+@pytest.mark.parametrize("options", STRUCTURES, ids=str)
+@pytest.mark.parametrize("given", [1, 2, 3], ids=["input", "with state", "with resets"])
+def test_layer(options, given):
+    layer = lltm_ops.LLTM(5, 6, **options)
+    reference = lltm_ops.LLTM(5, 6, **options, dtype=torch.float64)
+    reference.load_state_dict(layer.state_dict())
+    both, of_state = {0: DYNAMIC, 1: DYNAMIC}, {1: DYNAMIC}
+    shapes = (both, (of_state, of_state), both)[:given]
+    run = exported(layer, layer_arguments(layer, 7, 3)[:given], shapes)
+    for time, batch in TIMES_AND_BATCHES:
+        arguments = layer_arguments(layer, time, batch)[:given]
+        exact = tree_map_only(
+            torch.Tensor, lambda t: t if t.dtype == torch.bool else t.double(), arguments
+        )
+        assert_close(run(*arguments), reference(*exact))
+
+
+@pytest.mark.parametrize("slow", [{"layer_norm": True}, {"zoneout": 0.3}], ids=str)
+def test_what_runs_step_by_step_is_unrolled(slow):
+    layer = lltm_ops.LLTM(5, 6, **slow).eval()
+    run = exported(layer, (torch.randn(7, 3, 5),), ({1: DYNAMIC},))
+    for batch in (3, 17, 1):
+        input = torch.randn(7, batch, 5)
+        assert_close(run(input), layer(input))
+    assert "Scan" not in {node.op_type for node in run.model.graph.node}
+
+
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}], ids=str)
+@pytest.mark.parametrize("with_state", [False, True])
+@pytest.mark.parametrize("with_resets", [False, True])
+def test_layer_with_batch_sizes(options, with_state, with_resets):
+    layer = lltm_ops.LLTM(5, 6, return_cells=True, **options)
+
+    def arguments_of(lengths):
+        packed = pack_sequence([torch.randn(length, 5) for length in lengths])
+        _, state, _ = layer_arguments(layer, 1, len(lengths))
+        resets = torch.rand(len(packed.data)) < 0.3
+        return (
+            packed.data,
+            state if with_state else None,
+            resets if with_resets else None,
+            packed.batch_sizes,
+        )
+
+    first, of_state = {0: DYNAMIC}, ({1: DYNAMIC}, {1: DYNAMIC})
+    shapes = (first, of_state if with_state else None, first if with_resets else None, first)
+    run = exported(layer, arguments_of([5, 4, 2]), shapes)
+    for lengths in ([9, 9, 4, 1], [3], [2, 2], [1, 1, 1]):
+        arguments = arguments_of(lengths)
+        assert_close(run(*arguments), layer(*arguments))
+
+
+class Tagger(nn.Module):
+    """A model around the layer and the cell."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(11, 5)
+        self.layer = lltm_ops.LLTM(5, 6, batch_first=True, bidirectional=True)
+        self.cell = lltm_ops.LLTMCell(12, 8, bias=False)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, tokens):
+        h, _ = self.cell(self.layer(self.embedding(tokens))[0].mean(1))
+        return self.head(h)
+
+
+@pytest.mark.parametrize("optimize", [False, True])
+@pytest.mark.parametrize("grad", [False, True])
+def test_model_of_standard_operators_loaded_from_a_file(optimize, grad, tmp_path):
+    model = Tagger().eval()
+    tokens = torch.randint(11, (3, 7))
+    with torch.set_grad_enabled(grad):
+        run = exported(model, (tokens,), ({0: DYNAMIC, 1: DYNAMIC},), optimize=optimize)
+    assert {node.domain for node in run.model.graph.node} == {""}
+    onnx.save(run.model, tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    for batch, time in ((4, 9), (1, 1)):
+        tokens = torch.randint(11, (batch, time))
+        (logits,) = session.run(None, {"tokens": tokens.numpy()})
+        assert_close([torch.from_numpy(logits)], [model(tokens)])
+
+
+def test_a_reset_begins_anew_from_a_state_that_is_not_finite():
+    layer = lltm_ops.LLTM(5, 6)
+    input, resets = torch.randn(3, 2, 5), torch.ones(3, 2, dtype=torch.bool)
+    broken = tuple(torch.full((1, 2, 6), value) for value in (float("nan"), float("inf")))
+    run = exported(layer, (input, broken, resets), None)
+    assert_close(run(input, broken, resets), layer(input, None, resets))
+
+
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_large_candidates_neither_overflow_nor_vanish(sign):
+    cell = lltm_ops.LLTMCell(1, 2)
+    with torch.no_grad():
+        cell.bias.copy_(torch.tensor([20.0, 20.0, 0.0, 0.0, sign * 1e-3, sign * 1e4]))
+    input = torch.zeros(1, 1)
+    assert_close(exported(cell, (input,), None)(input), cell(input))
+
+
+def test_no_steps_are_refused_by_onnxruntime():
+    """The operator's result would be empty; a wrong one must not come instead."""
+    layer = lltm_ops.LLTM(5, 6)
+    run = exported(layer, (torch.randn(7, 3, 5),), ({0: DYNAMIC, 1: DYNAMIC},))
+    with pytest.raises(Exception, match="running Scan node"):
+        run(torch.randn(0, 3, 5))
+
+
+def python(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+
+def test_import_does_not_load_onnx():
+    code = "import sys, lltm_ops; print({'onnx', 'onnxscript'} & sys.modules.keys())"
+    assert python(code).stdout == "set()\n"
+
+
+def test_without_the_extra():
+    result = python("import sys; sys.modules['onnxscript'] = None; import lltm_ops.onnx")
+    assert result.stderr.splitlines()[-1] == (
+        "ImportError: lltm_ops.onnx: expected the packages of the extra onnx, but onnxscript is "
+        "missing: install them with `pip install onnx onnxscript onnxruntime`"
+    )
