@@ -67,8 +67,8 @@ wheel: $(VENV)/.torch  ## build sdist and wheel into dist/, audit the wheel, tes
 	$(VENV)/bin/python -m build --no-isolation
 	$(VENV)/bin/abi3audit --strict dist/*.whl
 	$(BASE_PYTHON) -m venv .venv-wheel
-	.venv-wheel/bin/python -m pip install --quiet $(TORCH) pytest hypothesis expecttest dist/*.whl
-	cd tests && env -u PYTHONPATH ../.venv-wheel/bin/python -m pytest -c ../pyproject.toml $(WHEEL_TESTS)
+	.venv-wheel/bin/python -m pip install --quiet $(TORCH) pytest pytest-xdist hypothesis expecttest dist/*.whl
+	cd tests && env -u PYTHONPATH ../.venv-wheel/bin/python -m pytest -c ../pyproject.toml $(WHEEL_ARGS) $(WHEEL_TESTS)
 
 compat:  ## run the CPU tests on the oldest and the newest supported torch
 	FORCE_CPU=1 $(MAKE) test VENV=.venv-cuda TORCH=$(OLDEST_TORCH)
