@@ -188,6 +188,15 @@ class Training:
             config = saved["config"]
         except Exception as error:
             raise UsageError(f"--resume: {path} is not a checkpoint of this program") from error
+        self.check_config(path, config)
+        self.model.load_state_dict(saved["model"])
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.scheduler.load_state_dict(saved["scheduler"])
+        self.bits = saved["bits"]
+        self.validation_bits = saved["validation_bits"]
+
+    def check_config(self, path: Path, config: dict[str, Any]) -> None:
+        """Raises UsageError unless a checkpoint with this configuration is of this training."""
         for name, expected in self.config.items():
             if (got := config.get(name)) != expected:
                 option = f"--{name.replace('_', '-')}"
@@ -196,11 +205,6 @@ class Training:
                     if name == "text"
                     else f"--resume: {path} was trained with {option} {got}, not {expected}"
                 )
-        self.model.load_state_dict(saved["model"])
-        self.optimizer.load_state_dict(saved["optimizer"])
-        self.scheduler.load_state_dict(saved["scheduler"])
-        self.bits = saved["bits"]
-        self.validation_bits = saved["validation_bits"]
 
 
 def read_text(path: Path | None) -> str:
@@ -456,22 +460,18 @@ def usable_device(name: str) -> torch.device:
     return device
 
 
-def command_line() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def add_option(parser: argparse.ArgumentParser, option: str, help: str, **settings: Any) -> None:
+    shown = " (%(default)s)" if "default" in settings else ""
+    parser.add_argument(option, help=help + shown, **settings)
 
-    def add(option: str, help: str, **settings: Any) -> None:
-        shown = " (%(default)s)" if "default" in settings else ""
-        parser.add_argument(option, help=help + shown, **settings)
 
+def training_options(description: str, output: str) -> argparse.ArgumentParser:
+    """A command line with what train_distributed.py takes, too."""
+    parser = argparse.ArgumentParser(description=description)
+    add = functools.partial(add_option, parser)
     add("--text", "UTF-8 text; if not given, Python's help topics", type=Path, metavar="FILE")
-    add("--output", "checkpoint and picture", type=Path, metavar="DIR", default="runs/char_lm")
+    add("--output", "what training leaves", type=Path, metavar="DIR", default=output)
     add("--resume", "continue from the checkpoint in --output", action="store_true")
-    add(
-        "--device",
-        "as cpu or cuda:0",
-        type=usable_device,
-        default="cuda" if torch.cuda.is_available() else "cpu",
-    )
     # Several threads gain little on matrices of this size, and come to a halt on a busy machine.
     add("--threads", "of a CPU", type=positive(int), metavar="N", default=1)
     add("--steps", "training steps in all", type=positive(int), metavar="N", default=1200)
@@ -480,13 +480,29 @@ def command_line() -> argparse.ArgumentParser:
     add("--embedding-size", "inputs of the layer", type=positive(int), metavar="N", default=64)
     add("--hidden-size", "state of the layer", type=positive(int), metavar="N", default=256)
     add("--learning-rate", "falls to 0 from", type=positive(float), metavar="X", default=0.01)
-    add("--validate-every", "steps; saves, too", type=positive(int), metavar="N", default=200)
     add("--seed", "on a CPU, the same gives the same model", type=int, metavar="N", default=0)
+    return parser
+
+
+def command_line() -> argparse.ArgumentParser:
+    parser = training_options(__doc__.splitlines()[0], "runs/char_lm")
+    add = functools.partial(add_option, parser)
+    add(
+        "--device",
+        "as cpu or cuda:0",
+        type=usable_device,
+        default="cuda" if torch.cuda.is_available() else "cpu",
+    )
+    add("--validate-every", "steps; saves, too", type=positive(int), metavar="N", default=200)
     add("--prompt", "beginning of the sample; if not given, that of the validation text")
     add("--sample-length", "characters to generate", type=positive(int), metavar="N", default=400)
     add("--temperature", "1: as predicted; less: safer", type=positive(float), default=0.7)
     add("--skip-compare", "only train, and print a sample", action="store_true")
     return parser
+
+
+def config_of(corpus: Corpus, args: argparse.Namespace) -> dict[str, Any]:
+    return {"text": corpus.digest} | {name: getattr(args, name) for name in CONFIG}
 
 
 def new_model(corpus: Corpus, args: argparse.Namespace, rnn: str = "LLTM") -> CharLM:
@@ -498,8 +514,9 @@ def prepare(args: argparse.Namespace) -> tuple[Training, Corpus]:
     corpus = Corpus.of(read_text(args.text), args.batch_size, args.length, args.device)
     encode(args.prompt or "", corpus.vocabulary)
     torch.manual_seed(args.seed)
-    config = {"text": corpus.digest} | {name: getattr(args, name) for name in CONFIG}
-    training = Training.of(new_model(corpus, args), config, corpus.vocabulary, args)
+    training = Training.of(
+        new_model(corpus, args), config_of(corpus, args), corpus.vocabulary, args
+    )
     if args.resume:
         training.load(args.output / "checkpoint.pt", args.device)
     try:

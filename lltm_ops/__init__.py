@@ -3,7 +3,7 @@
 Importing this makes ``torch.ops.lltm.*`` live: from Python, TorchScript, torch.compile and C++.
 """
 
-from lltm_ops import _fake_tensors, _library
+from lltm_ops import _dtensor, _fake_tensors, _library
 from lltm_ops._library import build_info
 from lltm_ops._version import __version__
 from lltm_ops.cell import LLTMCell
@@ -18,6 +18,7 @@ from lltm_ops.layer import LLTM
 
 _library.load()
 _fake_tensors.register()
+_dtensor.register()
 
 __all__ = [
     "LLTM",

@@ -28,6 +28,8 @@ struct LLTMFunction : torch::autograd::Function<LLTMFunction> {
     auto [new_h, new_cell, gates] =
         _forward_with_gates(input, weights, bias, old_h, old_cell);
     ctx->save_for_backward({input, weights, bias, old_h, new_cell, gates});
+    // Autograd's own zeros are plain tensors, which no DTensor goes with.
+    ctx->set_materialize_grads(false);
     return {new_h, new_cell};
   }
 
@@ -50,8 +52,8 @@ struct LLTMFunction : torch::autograd::Function<LLTMFunction> {
       output_mask[i] = ctx->needs_input_grad(i);
     }
     auto [d_input, d_weights, d_bias, d_old_h, d_old_cell] = lltm::backward(
-        grad_outputs[0],
-        grad_outputs[1],
+        defined_or_zeros(grad_outputs[0], new_cell),
+        defined_or_zeros(grad_outputs[1], new_cell),
         new_cell,
         gates,
         input,

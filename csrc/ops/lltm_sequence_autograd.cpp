@@ -45,6 +45,7 @@ struct LLTMSequenceFunction : torch::autograd::Function<LLTMSequenceFunction> {
          gates,
          batch_sizes.value_or(at::Tensor()),
          resets.value_or(at::Tensor())});
+    ctx->set_materialize_grads(false);
     ctx->saved_data["reverse"] = reverse;
     return {output, cells};
   }
@@ -71,8 +72,8 @@ struct LLTMSequenceFunction : torch::autograd::Function<LLTMSequenceFunction> {
       output_mask[i] = ctx->needs_input_grad(i);
     }
     auto [d_input, d_weights, d_bias, d_h0, d_c0] = sequence_backward(
-        grad_outputs[0],
-        grad_outputs[1],
+        defined_or_zeros(grad_outputs[0], output),
+        defined_or_zeros(grad_outputs[1], cells),
         output,
         cells,
         gates,

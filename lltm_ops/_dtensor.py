@@ -1,0 +1,100 @@
+"""Lets the operators take DTensors, by saying which of their dimensions is the batch.
+
+Rows of a batch do not see each other, so each process may compute its own: weights and bias are
+then replicated, and their gradients are sums of which each process holds a part. What lies
+otherwise is redistributed by DTensor, to whichever of the known ways costs least.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from functools import partial
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._ops import OpOverload
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import Placement
+
+_DTENSOR = "torch.distributed.tensor"
+_CELL_OPERATORS = ("forward", "_forward_with_gates", "backward")
+_SEQUENCE_OPERATORS = ("sequence_forward", "_sequence_forward_with_gates", "sequence_backward")
+
+
+def register() -> None:
+    """To be called once, after the operators were loaded.
+
+    Takes effect when torch.distributed.tensor is imported, and does not import it: that takes half
+    as long as ``import torch``, and whoever has a DTensor has imported it.
+    """
+    if _DTENSOR in sys.modules:
+        _register_shardings()
+    else:
+        sys.meta_path.insert(0, _WaitForDTensor())
+
+
+class _WaitForDTensor(MetaPathFinder):
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != _DTENSOR:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def execute_and_register(module: ModuleType) -> None:
+            execute(module)
+            _register_shardings()
+
+        spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
+        return spec
+
+
+def _register_shardings() -> None:
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
+    from torch.distributed.tensor.experimental import register_sharding
+
+    known = DTensor._op_dispatcher.sharding_propagator.op_to_schema_info
+    for name in (*_CELL_OPERATORS, *_SEQUENCE_OPERATORS):
+        op = getattr(torch.ops.lltm, name).default
+        batch_dim = 0 if name in _CELL_OPERATORS else 1
+        register_sharding(op)(partial(_shardings, op, batch_dim))
+        # DTensor remembers its decision for a call by the tensors of the call. Of what else there
+        # is, register_sharding lets it compare integers only, and we have an output_mask.
+        tensors = [a for a in op._schema.arguments if isinstance(a.type, torch.TensorType)]
+        known[op] = RuntimeSchemaInfo(static_argnum=len(tensors), needs_pytree=True)
+
+
+def _shardings(
+    op: OpOverload, batch_dim: int, *arguments: Any
+) -> list[tuple[list[Placement], list[Placement]]]:
+    """Placements of results, and of the tensors among the arguments, that go together."""
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    def sharded(name: str) -> Placement:
+        if name in ("d_weights", "d_bias"):
+            return Partial()
+        if name in ("weights", "bias"):
+            return Replicate()
+        return Shard(0 if name.removeprefix("d_") in ("h0", "c0") else batch_dim)
+
+    names = [argument.name for argument in op._schema.arguments]
+    given = [name for name, value in zip(names, arguments, strict=False) if value is not None]
+    tensors = [name for name in given if name not in ("reverse", "output_mask")]
+    results = [result.name for result in op._schema.returns]
+    replicated: list[Placement] = [Replicate()]
+    shardings = [(replicated * len(results), replicated * len(tensors))]
+    # The rows of a packed sequence are not those of a batch.
+    if "batch_sizes" not in given:
+        shardings.append(([sharded(name) for name in results], [sharded(name) for name in tensors]))
+    return shardings
