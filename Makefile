@@ -24,13 +24,17 @@ PYTHON := $(VENV)/bin/python
 BUILT := $(VENV)/.built
 endif
 
-.PHONY: help demo test bench sweep lengths lint format cuda-check wheel compat gpu clean in-place FORCE
+.PHONY: help demo distributed test bench scaling sweep lengths lint format cuda-check wheel compat gpu clean in-place FORCE
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 demo: $(BUILT)  ## train a language model with the layer and run it four ways; DEMO_ARGS=--help
 	$(PYTHON) examples/char_lm.py $(DEMO_ARGS)
+
+distributed: $(BUILT)  ## train it on two processes for a short time; DISTRIBUTED_ARGS=--help
+	$(PYTHON) -m torch.distributed.run --standalone --nproc-per-node=2 examples/train_distributed.py \
+		--steps=100 --save-every=50 $(DISTRIBUTED_ARGS)
 
 test: $(BUILT)  ## build, and run all tests; TEST_ARGS for pytest
 	$(PYTHON) -m pytest $(TEST_ARGS)
@@ -44,6 +48,9 @@ sweep: $(BUILT)  ## time the cell beside eager PyTorch over hundreds of shapes; 
 
 lengths: $(BUILT)  ## time the layer by the length of sequences, padded and packed; LENGTHS_ARGS=--help
 	$(PYTHON) benchmarks/lengths.py $(LENGTHS_ARGS)
+
+scaling: $(BUILT)  ## time training on two processes beside one; SCALING_ARGS=--help
+	$(PYTHON) benchmarks/scaling.py $(SCALING_ARGS)
 
 lint: $(VENV)/.lint  ## ruff, mypy, clang-format
 	$(VENV)/bin/ruff check .

@@ -9,6 +9,7 @@ is written by all processes together, and read by any number of them.
 
 import argparse
 import functools
+import gc
 import json
 import math
 import os
@@ -238,11 +239,30 @@ def process_group(args: argparse.Namespace) -> Iterator[None]:
         torch.cuda.set_device(args.device)
     backend = "nccl" if args.device.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=timedelta(seconds=args.timeout))
-    yield
-    # Gloo's destructor waits, with the GIL, for threads that may still want the GIL to free the
-    # tensors of the last collective. A barrier lets them have it.
-    dist.barrier()
-    dist.destroy_process_group()
+    try:
+        yield
+    finally:
+        # A DDP that outlived the group would destroy it holding the GIL, which a thread of gloo may
+        # still need to free the tensors of the last collective: neither would ever go on.
+        gc.collect()
+        dist.destroy_process_group()
+
+
+def run(args: argparse.Namespace) -> None:
+    training, corpus = prepare(args)
+    report(
+        f"{args.strategy}, {dist.get_world_size()} processes on {args.device.type}, "
+        f"{args.threads} CPU thread{'s' * (args.threads > 1)} each"
+    )
+    seconds = train(training, corpus, args)
+    bits = validate(training.model, corpus.validation, args.batch_size)
+    report(f"bits per character of the validation text: {bits:.3f}")
+    if seconds:
+        gradients = sum(p.numel() * p.element_size() for p in training.model.parameters())
+        report(
+            f"{statistics.median(seconds) * 1e3:.2f} ms per step (median), "
+            f"{gradients:,} bytes of gradients"
+        )
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -251,24 +271,11 @@ def main(argv: list[str] | None = None) -> None:
     if "TORCHELASTIC_RESTART_COUNT" not in os.environ:
         parser.error("start it with torchrun --standalone --nproc-per-node 2 train_distributed.py")
     torch.set_num_threads(args.threads)
-    with process_group(args):
-        try:
-            training, corpus = prepare(args)
-        except UsageError as error:
-            parser.error(str(error))
-        report(
-            f"{args.strategy}, {dist.get_world_size()} processes on {args.device.type}, "
-            f"{args.threads} CPU thread{'s' * (args.threads > 1)} each"
-        )
-        seconds = train(training, corpus, args)
-        bits = validate(training.model, corpus.validation, args.batch_size)
-        report(f"bits per character of the validation text: {bits:.3f}")
-        if seconds:
-            gradients = sum(p.numel() * p.element_size() for p in training.model.parameters())
-            report(
-                f"{statistics.median(seconds) * 1e3:.2f} ms per step (median), "
-                f"{gradients:,} bytes of gradients"
-            )
+    try:
+        with process_group(args):
+            run(args)
+    except UsageError as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,66 @@
+"""A group of processes that stays, so that not every test has to start one."""
+
+from __future__ import annotations
+
+import os
+import socket
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.multiprocessing import get_context
+
+TIMEOUT = 60
+
+
+class Ranks:
+    """Runs functions on all processes at once. Whatever does not end in time is killed."""
+
+    def __init__(self, count: int) -> None:
+        context = get_context("spawn")
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            port = free.getsockname()[1]
+        self.connections, self.processes = [], []
+        for rank in range(count):
+            here, there = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, count, port, there), daemon=True)
+            process.start()
+            self.connections.append(here)
+            self.processes.append(process)
+
+    def run(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Fails with the traceback of the first process that failed."""
+        for connection in self.connections:
+            connection.send((function, arguments))
+        for rank, connection in enumerate(self.connections):
+            failure = f"no answer in {TIMEOUT} s"
+            if connection.poll(TIMEOUT):
+                failure = connection.recv()
+            if failure:
+                self.kill()
+                raise AssertionError(f"rank {rank}: {failure}")
+
+    def kill(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.join()
+
+
+def _serve(rank: int, count: int, port: int, connection: Connection) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port))
+    dist.init_process_group(
+        "gloo", rank=rank, world_size=count, timeout=timedelta(seconds=TIMEOUT / 2)
+    )
+    while True:
+        function, arguments = connection.recv()
+        try:
+            function(*arguments)
+            connection.send("")
+        except BaseException:
+            connection.send(traceback.format_exc())

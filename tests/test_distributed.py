@@ -1,0 +1,375 @@
+"""Many processes compute what one computes: the operators on DTensor, and the example with DDP and
+FSDP2. All on the CPU of one machine, with gloo."""
+
+import contextlib
+import functools
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import dtensor_checks
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from common import each_sequence_kind
+from ranks import Ranks
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.tensor import Shard
+
+import lltm_ops
+
+pytest.importorskip("tqdm")
+pytest.importorskip("matplotlib")
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+PACKAGE_PARENT = str(Path(lltm_ops.__file__).parent.parent)
+TIMEOUT = 90
+STEPS = 30
+TINY = [
+    f"--text={EXAMPLES / 'char_lm.py'}",
+    f"--steps={STEPS}",
+    "--save-every=10",
+    "--batch-size=16",
+    "--length=16",
+    "--embedding-size=8",
+    "--hidden-size=16",
+    "--timeout=30",
+    "--device=cpu",
+]
+
+
+@pytest.fixture(scope="module", params=[2, 4], ids="{} processes".format)
+def ranks(request):
+    ranks = Ranks(request.param)
+    yield ranks
+    ranks.kill()
+
+
+def test_cell_of_sharded_batch(ranks):
+    ranks.run(dtensor_checks.sharded_batch, "forward", None)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("resets", [False, True])
+def test_sequence_of_sharded_batch(ranks, reverse, resets):
+    ranks.run(dtensor_checks.sharded_batch, "sequence_forward", ("padded", reverse, resets))
+
+
+@pytest.mark.parametrize(
+    "placements",
+    [
+        {},
+        {"input": Shard(0)},
+        {"input": Shard(1), "weights": Shard(0)},
+        {"weights": Shard(1), "bias": Shard(0), "old_h": Shard(1), "old_cell": Shard(0)},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("batch", [6, 1])
+def test_cell_of_any_placement(ranks, placements, batch):
+    ranks.run(dtensor_checks.any_placement, "forward", None, batch, placements)
+
+
+@each_sequence_kind
+@pytest.mark.parametrize(
+    "placements",
+    [
+        {"input": Shard(0), "h0": Shard(0)},
+        {"input": Shard(1), "weights": Shard(0), "c0": Shard(1)},
+    ],
+    ids=str,
+)
+def test_sequence_of_any_placement(ranks, kind, placements):
+    ranks.run(dtensor_checks.any_placement, "sequence_forward", kind, 6, placements)
+
+
+@pytest.mark.parametrize("with_gradients", [False, True])
+def test_packed_sequence_is_replicated(ranks, with_gradients):
+    ranks.run(dtensor_checks.packed_is_replicated, with_gradients)
+
+
+def test_plain_batch_sizes_are_refused(ranks):
+    ranks.run(dtensor_checks.plain_batch_sizes_are_refused)
+
+
+def test_partial_input_is_summed_first(ranks):
+    ranks.run(dtensor_checks.parts_of_a_sum)
+
+
+def test_every_output_mask(ranks):
+    ranks.run(dtensor_checks.every_output_mask)
+
+
+def test_output_that_nobody_uses(ranks):
+    ranks.run(dtensor_checks.unused_output)
+
+
+def test_second_derivative(ranks):
+    ranks.run(dtensor_checks.second_derivative)
+
+
+@pytest.mark.parametrize(
+    "options", [{"num_layers": 2, "bidirectional": True}, {"bias": False}], ids=str
+)
+def test_layer(ranks, options):
+    ranks.run(dtensor_checks.layer, options)
+
+
+def test_mesh_of_two_dimensions(ranks):
+    ranks.run(dtensor_checks.mesh_of_two_dimensions)
+
+
+@pytest.mark.parametrize("first", ["lltm_ops", "torch.distributed.tensor"])
+def test_dtensor_works_whichever_is_imported_first(first):
+    other = {"lltm_ops": "torch.distributed.tensor", "torch.distributed.tensor": "lltm_ops"}[first]
+    run_python(f"""
+import {first}, {other}
+import torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, distribute_tensor
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+mesh = init_device_mesh("cpu", (1,))
+shapes = [(2, 5), (12, 9), (12,), (2, 4), (2, 4)]
+tensors = [distribute_tensor(torch.randn(shape), mesh, [Replicate()]) for shape in shapes]
+assert lltm_ops.forward(*tensors)[0].placements == (Replicate(),)
+""")
+
+
+def test_package_does_not_import_dtensor():
+    run_python("import lltm_ops, sys; assert 'torch.distributed.tensor' not in sys.modules")
+
+
+def environment(**more):
+    path = os.pathsep.join([PACKAGE_PARENT, *filter(None, [os.environ.get("PYTHONPATH")])])
+    return os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"} | more
+
+
+def run_python(code):
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, timeout=TIMEOUT
+    )
+    assert result.returncode == 0, result.stderr
+
+
+@contextlib.contextmanager
+def torchrun(processes, output, *options, restarts=0):
+    """The example on so many processes. None of them outlives the test."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    launched = [f"--nproc-per-node={processes}", f"--max-restarts={restarts}"]
+    program = [str(EXAMPLES / "train_distributed.py"), f"--output={output}", *TINY, *options]
+    process = subprocess.Popen(
+        [*launcher, *launched, *program],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()  # torchrun ends what it started
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=30)
+        process.kill()
+        process.stdout.close()
+
+
+def finish(process):
+    printed, _ = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 0, printed
+    return printed
+
+
+def last_checkpoint(output):
+    (checkpoint,) = output.glob("step_*")
+    return checkpoint
+
+
+def trained(output):
+    """What the last checkpoint holds, as plain tensors."""
+    checkpoint = last_checkpoint(output)
+    assert checkpoint.name == f"step_{STEPS:08}"
+    dcp_to_torch_save(checkpoint, output / "whole.pt")
+    tensors = torch.load(output / "whole.pt", weights_only=True)
+    return tensors | json.loads((checkpoint / "training.json").read_text())
+
+
+def assert_same_training(actual, expected, **tolerance):
+    for what in (
+        lambda saved: saved["bits"],
+        lambda saved: saved["model"],
+        lambda saved: saved["optimizer"]["state"],
+    ):
+        torch.testing.assert_close(what(actual), what(expected), **tolerance)
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory):
+    """Trains with these options, once for all tests that ask for it."""
+
+    @functools.cache
+    def train(processes, *options):
+        output = tmp_path_factory.mktemp("trained")
+        with torchrun(processes, output, *options) as process:
+            finish(process)
+        return trained(output)
+
+    return train
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        (2, "--strategy=ddp"),
+        (2, "--strategy=fsdp"),
+        (4, "--strategy=ddp", "--accumulate=2"),
+        (4, "--strategy=fsdp", "--accumulate=2"),
+    ],
+    ids=lambda run: " ".join(map(str, run)),
+)
+def test_same_training_as_one_process(train, run):
+    alone = train(1)
+    assert alone["bits"][-1] < alone["bits"][0] - 1
+    assert_same_training(train(*run), alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_bfloat16_learns_nearly_the_same(train, strategy):
+    rounded, exact = train(2, f"--strategy={strategy}", "--bf16"), train(1)
+    torch.testing.assert_close(rounded["bits"], exact["bits"], rtol=0, atol=0.02)
+    assert rounded["bits"] != exact["bits"]
+    assert all(parameter.dtype == torch.float32 for parameter in rounded["model"].values())
+
+
+def kill_one_after_a_checkpoint(process):
+    """SIGKILL; returns the step of the last checkpoint that was reported before."""
+    while not (saved := re.search(r"step +(\d+): .* saved", line := process.stdout.readline())):
+        assert line, "ended before a checkpoint"
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(children[-1]), signal.SIGKILL)
+    return int(saved[1])
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_killed_process_is_restarted_from_the_last_checkpoint(train, strategy, tmp_path):
+    with torchrun(2, tmp_path, f"--strategy={strategy}", restarts=1) as process:
+        saved = kill_one_after_a_checkpoint(process)
+        printed = finish(process)
+    continued = re.search(r"continues after step (\d+)", printed)
+    assert saved <= int(continued[1]) < STEPS
+    whole = train(2, f"--strategy={strategy}")
+    assert_same_training(trained(tmp_path), whole, rtol=0, atol=0)
+
+
+@pytest.fixture(scope="module")
+def half_trained(tmp_path_factory):
+    """Two processes with FSDP2, one of them killed."""
+    output = tmp_path_factory.mktemp("half_trained")
+    with torchrun(2, output, "--strategy=fsdp") as process:
+        kill_one_after_a_checkpoint(process)
+        process.communicate(timeout=TIMEOUT)
+        assert process.returncode != 0
+    return output
+
+
+@pytest.mark.parametrize(
+    "run",
+    [(1, "--strategy=ddp"), (4, "--strategy=fsdp")],
+    ids=lambda run: " ".join(map(str, run)),
+)
+def test_resumes_on_another_number_of_processes(train, half_trained, run, tmp_path):
+    output = tmp_path / "resumed"
+    shutil.copytree(half_trained, output)
+    with torchrun(run[0], output, *run[1:], "--resume") as process:
+        assert re.search(r"continues after step [12]0\n", finish(process))
+    assert_same_training(trained(output), train(1), rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture
+def example(monkeypatch):
+    """The example as a module, in a group of this process alone."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "TORCHELASTIC_RESTART_COUNT": "0"}
+    for name, value in alone.items():
+        monkeypatch.setenv(name, value)
+    spec = importlib.util.spec_from_file_location("example", EXAMPLES / "train_distributed.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    threads = torch.get_num_threads()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    with monkeypatch.context() as patched:
+        patched.setattr(dist, "init_process_group", lambda *_, **__: None)
+        patched.setattr(dist, "destroy_process_group", lambda: None)
+        yield module
+    torch.set_num_threads(threads)
+    dist.destroy_process_group()
+
+
+def test_checkpoint_is_the_latest_only_when_it_is_complete(example, tmp_path, monkeypatch):
+    args = example.command_line().parse_args([*TINY, f"--output={tmp_path}"])
+    args.device = torch.device("cpu")
+    training, _ = example.prepare(args)
+    example.save(training, tmp_path)
+    before = last_checkpoint(tmp_path)
+
+    def save_half(_, checkpoint_id):
+        checkpoint_id.mkdir()
+        (checkpoint_id / "__0_0.distcp").write_bytes(b"half")
+        raise OSError("No space left on device")
+
+    training.bits = [1.0]
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space left"):
+        patched.setattr(dcp, "save", save_half)
+        example.save(training, tmp_path)
+    assert example.latest(tmp_path) == before
+    assert len(list(tmp_path.iterdir())) == 2
+
+    example.save(training, tmp_path)
+    assert last_checkpoint(tmp_path).name == "step_00000001"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--accumulate 3", "expected --batch-size to be a multiple of 3, which is the number of"),
+        ("--resume", "--resume: there is no checkpoint in runs/train_distributed"),
+        ("--output taken", "cannot write to --output taken: File exists"),
+        ("--strategy tp", "argument --strategy: invalid choice: 'tp'"),
+        ("--timeout 0", "argument --timeout: expected a positive int, but got 0"),
+    ],
+)
+def test_example_rejects(example, options, message, tmp_path, monkeypatch, capsys):
+    (tmp_path / "taken").touch()
+    monkeypatch.chdir(tmp_path)
+    assert message in rejection(example, options.split(), capsys)
+
+
+def rejection(example, options, capsys):
+    with pytest.raises(SystemExit) as exit:
+        example.main([*TINY, *options])
+    assert exit.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_example_resumes_only_its_own_configuration(example, tmp_path, capsys):
+    args = example.command_line().parse_args([*TINY, f"--output={tmp_path}"])
+    args.device = torch.device("cpu")
+    training, _ = example.prepare(args)
+    example.save(training, tmp_path)
+    options = ["--resume", f"--output={tmp_path}", "--hidden-size=32"]
+    expected = "was trained with --hidden-size 16, not 32"
+    assert expected in rejection(example, options, capsys)
+
+
+def test_example_wants_torchrun(example, monkeypatch, capsys):
+    monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT")
+    assert "start it with torchrun --standalone" in rejection(example, [], capsys)
