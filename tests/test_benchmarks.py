@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -113,3 +114,25 @@ def test_documented_figures_are_the_measured_ones(name, sizes, names):
         for row in json.loads((FIGURES / f"{name}_cpu_{dtype}.json").read_text())["rows"]
     ]
     assert documented == measured
+
+
+def test_scaling(tmp_path):
+    options = ["--rows", 4, "--hidden-size", 8, "--steps", 2, "--rounds", 1, "--output", tmp_path]
+    printed = run("scaling.py", *options)
+    measured = json.loads((tmp_path / "scaling.json").read_text())
+    assert measured["bytes_of_gradients"] > 0
+    assert [result["rows"] for result in measured["results"]] == [4, 4, 4, 4, 2]
+    for result in measured["results"]:
+        assert f"{result['efficiency']:.0%}" in printed
+
+
+def test_documented_scaling_is_what_a_run_wrote():
+    measured = json.loads((FIGURES / "scaling_cpu.json").read_text())
+    page = (ROOT / "docs" / "scaling.md").read_text()
+    assert f"{measured['bytes_of_gradients']:,}" in page
+    for result in measured["results"]:
+        times = result["milliseconds"]
+        assert (
+            f"| {result['run']} | {result['rows']} | {statistics.median(times):.1f} "
+            f"| {min(times):.1f} to {max(times):.1f} | {result['efficiency']:.0%} |"
+        ) in page
