@@ -1,5 +1,6 @@
-# make demo and make test are all a user needs. They make .venv and install into it; make
-# PYTHON=/path/to/python ... uses that environment, which has torch already, and installs nothing.
+# make demo and make test are all a user needs. They make .venv and install into it; with
+# PYTHON=/path/to/python, what runs or times the package uses that environment, which has torch already,
+# and installs nothing.
 
 TORCH ?= torch==2.13.0
 VENV ?= .venv
@@ -7,8 +8,9 @@ BASE_PYTHON ?= python3
 # From PyPI, which has the CUDA 13.0 build of it.
 OLDEST_TORCH := torch==2.11.0
 NEWEST_TORCH := torch==2.15.0
-# Those that need no checkout around the package, and no long time.
-WHEEL_TESTS ?= test_values.py test_gradients.py test_sequence.py test_layer.py test_registration.py test_jit.py
+# Those that need no checkout around the package, nor a compiler.
+WHEEL_TESTS ?= $(addprefix test_,$(addsuffix .py,autocast cell errors gradients jit layer registration sequence values))
+ONNX := onnx onnxscript onnxruntime
 # Pinned: their verdict must not change with the day.
 LINTERS := ruff==0.17.5 mypy==2.4.1 clang-format==23.1.5
 
@@ -24,7 +26,7 @@ PYTHON := $(VENV)/bin/python
 BUILT := $(VENV)/.built
 endif
 
-.PHONY: help demo distributed test bench scaling sweep lengths lint format cuda-check wheel compat gpu clean in-place FORCE
+.PHONY: help demo distributed test bench scaling sweep lengths onnx lint format cuda-check wheel compat gpu clean in-place FORCE
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -33,8 +35,9 @@ demo: $(BUILT)  ## train a language model with the layer and run it four ways; D
 	$(PYTHON) examples/char_lm.py $(DEMO_ARGS)
 
 distributed: $(BUILT)  ## train it on two processes for a short time; DISTRIBUTED_ARGS=--help
+	rm -rf runs/distributed
 	$(PYTHON) -m torch.distributed.run --standalone --nproc-per-node=2 examples/train_distributed.py \
-		--steps=100 --save-every=50 $(DISTRIBUTED_ARGS)
+		--steps=100 --save-every=50 --output=runs/distributed $(DISTRIBUTED_ARGS)
 
 test: $(BUILT)  ## build, and run all tests; TEST_ARGS for pytest
 	$(PYTHON) -m pytest $(TEST_ARGS)
@@ -62,6 +65,10 @@ format: $(VENV)/.lint  ## let ruff and clang-format rewrite the sources
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/clang-format -i $$(git ls-files 'csrc/*' 'benchmarks/*.cpp' 'tests/*.cpp' 'examples/*.cpp')
+
+onnx: $(BUILT)  ## install the extra onnx, and run the tests that need it
+	$(PYTHON) -m pip install --quiet $(ONNX)
+	$(PYTHON) -m pytest tests/test_onnx.py tests/test_docs.py
 
 # No GPU is needed. A CUDA_HOME guessed from an nvcc on PATH may be a wrapper's folder.
 cuda-check: export CUDA_HOME ?= /usr/local/cuda
@@ -105,7 +112,7 @@ $(VENV)/.options: FORCE
 	@[ "$$(cat $@ 2>/dev/null)" = "$(OPTIONS)" ] || echo "$(OPTIONS)" > $@
 
 $(VENV)/.built: $(VENV)/.torch $(VENV)/.options $(SOURCES)
-	$(VENV)/bin/python -m pip install --quiet --no-build-isolation --editable '.[demo,test,onnx]'
+	$(VENV)/bin/python -m pip install --quiet --no-build-isolation --editable '.[demo,test]'
 	@touch $@
 
 $(VENV)/.lint: $(VENV)/.torch Makefile

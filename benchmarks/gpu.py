@@ -21,6 +21,8 @@ from xml.etree import ElementTree
 
 import torch
 
+import lltm_ops
+
 ROOT = Path(__file__).parent.parent
 BENCHMARKS = Path(__file__).parent
 # pytest's names, of what is small and comes by every kernel.
@@ -56,12 +58,14 @@ def read_results(report: Path) -> tuple[Counter[str], list[str]]:
 
 def run_tests(folder: Path, seconds: float) -> dict[str, Any]:
     """All that a GPU runs, each file in a process of its own, several at a time."""
+    end = time.monotonic() + seconds
 
     def run_file(file: Path) -> tuple[str, Any]:
         report = folder / f"{file.stem}.xml"
         report.unlink(missing_ok=True)
         command = [sys.executable, "-m", "pytest", "-q", "-k", "cuda", f"--junitxml={report}"]
-        status = finish([*command, str(file)], seconds, folder / f"{file.stem}.log")
+        left = max(1.0, end - time.monotonic())
+        status = finish([*command, str(file)], left, folder / f"{file.stem}.log")
         return file.stem, (status, *read_results(report))
 
     with ThreadPoolExecutor(max(1, min(8, (os.cpu_count() or 1) // 2))) as pool:
@@ -143,6 +147,10 @@ def main() -> int:
     args = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error(f"expected a GPU, but torch {torch.__version__} finds none")
+    if lltm_ops.build_info()["cuda"] == "not built":
+        parser.error(
+            "expected a library with CUDA kernels, but it was built without: set CUDA_HOME"
+        )
     folder = args.output.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     ok = True

@@ -167,8 +167,10 @@ def begin(training: Training, args: argparse.Namespace) -> None:
     if checkpoint and (args.resume or restarted):
         load(training, checkpoint)
         report(f"continues after step {len(training.bits)}")
-    elif checkpoint and dist.get_rank() == 0:
-        shutil.rmtree(checkpoint)
+    elif checkpoint:
+        raise UsageError(
+            f"there is a checkpoint in {args.output} already: expected --resume or another --output"
+        )
 
 
 def train(training: Training, corpus: Corpus, args: argparse.Namespace) -> list[float]:
@@ -235,6 +237,12 @@ def process_group(args: argparse.Namespace) -> Iterator[None]:
     """What torchrun started, on its devices. Whoever waits in vain for another fails in the end."""
     args.device = torch.device(args.device)
     if args.device.type == "cuda":
+        here, gpus = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
+        if here > gpus:
+            raise UsageError(
+                f"--device cuda: expected a GPU for each of {here} processes, but there are "
+                f"{gpus}: use --device cpu"
+            )
         args.device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(args.device)
     backend = "nccl" if args.device.type == "cuda" else "gloo"

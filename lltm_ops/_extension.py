@@ -1,4 +1,4 @@
-"""What is compiled, and how: the one place where sources and flags stand.
+"""What is compiled, and how. CMakeLists.txt takes the same folders and flags: a test compares.
 
 ``setup.py`` runs this file by its path, because importing the package would load the library that
 is being built; :func:`load_just_in_time` uses it from within. torch.utils.cpp_extension is imported

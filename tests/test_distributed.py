@@ -336,7 +336,9 @@ def test_goes_on_where_torchrun_has_restarted_it(example, tmp_path, monkeypatch)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert example.prepare(args)[0].bits == [4.0, 3.0]
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
-    assert example.prepare(args)[0].bits == []
+    with pytest.raises(example.UsageError, match="already: expected --resume or another --output"):
+        example.prepare(args)
+    assert last_checkpoint(tmp_path).exists()
 
 
 @pytest.mark.parametrize(

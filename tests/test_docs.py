@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,14 @@ def blocks(page, language):
     return re.findall(rf"^ *```{language}\n(.*?)^ *```$", page.read_text(), re.M | re.S)
 
 
+# make onnx installs what these need, and runs them.
+needs_onnx = pytest.mark.skipif(find_spec("onnxruntime") is None, reason="needs the extra onnx")
 PYTHON_BLOCKS = [
-    pytest.param(block, id=f"{page.name}-{number}")
+    pytest.param(
+        block,
+        id=f"{page.name}-{number}",
+        marks=[needs_onnx] if "onnxruntime" in block else [],
+    )
     for page in PAGES
     for number, block in enumerate(blocks(page, "python"))
 ]

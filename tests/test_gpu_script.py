@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import lltm_ops
+
 SCRIPT = Path(__file__).parent.parent / "benchmarks" / "gpu.py"
 
 
@@ -66,6 +68,7 @@ def test_each_part_prints_a_line_and_writes_a_file(gpu, tmp_path, monkeypatch, c
 
     monkeypatch.setattr(gpu, "PARTS", {"first": (part, 1), "second": (part, 2)})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(lltm_ops, "build_info", lambda: {"cuda": "13.0"})
     monkeypatch.setattr(sys, "argv", ["gpu.py", "--output", str(tmp_path)])
     assert gpu.main() == (0 if passes else 1)
     lines = capsys.readouterr().out.splitlines()
