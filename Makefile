@@ -75,13 +75,14 @@ cuda-check: export CUDA_HOME ?= /usr/local/cuda
 cuda-check:  ## build with CUDA against torch 2.11, check that the kernels are there, run the tests
 	FORCE_CUDA=1 $(MAKE) test VENV=.venv-cuda TORCH=$(OLDEST_TORCH)
 
+# Without PYTHONPATH, by which the checkout would pass for the installed package.
 wheel: $(VENV)/.torch  ## build sdist and wheel into dist/, audit the wheel, test it in an environment of its own
 	rm -rf dist .venv-wheel
 	$(VENV)/bin/python -m pip install --quiet build abi3audit
 	$(VENV)/bin/python -m build --no-isolation
 	$(VENV)/bin/abi3audit --strict dist/*.whl
 	$(BASE_PYTHON) -m venv .venv-wheel
-	.venv-wheel/bin/python -m pip install --quiet $(TORCH) pytest pytest-xdist hypothesis expecttest dist/*.whl
+	env -u PYTHONPATH .venv-wheel/bin/python -m pip install --quiet $(TORCH) pytest pytest-xdist hypothesis expecttest dist/*.whl
 	cd tests && env -u PYTHONPATH ../.venv-wheel/bin/python -m pytest -c ../pyproject.toml $(WHEEL_ARGS) $(WHEEL_TESTS)
 
 compat:  ## run the CPU tests on the oldest and the newest supported torch

@@ -47,7 +47,17 @@ def read(path: Path) -> dict[str, Any]:
 
 def what_hinders(weights: Tensor, bias: Tensor) -> str:
     """Why these cannot be the parameters of an LLTM; empty if they can."""
-    if weights.dim() != 2 or weights.size(0) % 3 or weights.size(1) < weights.size(0) // 3:
+    for name, tensor in (("weights", weights), ("bias", bias)):
+        dense = tensor.layout == torch.strided and not tensor.is_nested and not tensor.is_quantized
+        if not (dense and tensor.is_floating_point() and tensor.dtype == weights.dtype):
+            expected = "weights and bias that are dense, of one floating point dtype"
+            return f"expected {expected}, but got {name} of {tensor.dtype} and {tensor.layout}"
+    if (
+        weights.dim() != 2
+        or weights.size(0) == 0
+        or weights.size(0) % 3
+        or weights.size(1) < weights.size(0) // 3
+    ):
         expected = "weights of shape [3 * state_size, state_size + input_features]"
         return f"expected {expected}, but got {list(weights.shape)}"
     rows = weights.size(0)
@@ -117,8 +127,9 @@ def write(state: dict[str, Any], path: Path) -> None:
                 raise
     except FileExistsError as error:
         raise UsageError(f"{path} exists already: expected the name of a new file") from error
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"cannot write {path}: {reason}") from error
 
 
 def command_line() -> argparse.ArgumentParser:

@@ -176,6 +176,11 @@ class LLTM(nn.Module):
         # TorchScript knows no PackedSequence, and compiles neither condition nor call.
         if not torch.jit.is_scripting():  # type: ignore[attr-defined]
             if isinstance(input, PackedSequence):
+                if batch_sizes is not None:
+                    raise RuntimeError(
+                        "lltm_ops.LLTM: expected no batch_sizes beside a PackedSequence, which has "
+                        f"its own, but got {batch_sizes}"
+                    )
                 return self._forward_packed_sequence(input, hx, resets)
         if batch_sizes is not None:
             output, cells, h_n, c_n = self._run(input, hx, batch_sizes, resets)
@@ -184,6 +189,11 @@ class LLTM(nn.Module):
                 self._check_state(hx, [])
                 hx = (hx[0].unsqueeze(1), hx[1].unsqueeze(1))
             if resets is not None:
+                if resets.dim() != 1:
+                    raise RuntimeError(
+                        "lltm_ops.LLTM: expected resets to have 1 dimension [time] for input "
+                        f"without batch, but got {resets.dim()}"
+                    )
                 resets = resets.unsqueeze(1)
             output, cells, h_n, c_n = self._run(input.unsqueeze(1), hx, None, resets)
             output, cells = output.squeeze(1), cells.squeeze(1)
@@ -216,6 +226,8 @@ class LLTM(nn.Module):
 
         data, batch_sizes, sorted_indices, unsorted_indices = input
         if hx is not None:
+            if sorted_indices is not None:
+                self._check_state(hx, [sorted_indices.size(0)])
             hx = permuted(hx, sorted_indices)
         results = self.forward(data, hx, resets, batch_sizes)
         packed = [PackedSequence(rows, *input[1:]) for rows in (results[0], *results[2:])]
@@ -258,7 +270,8 @@ class LLTM(nn.Module):
         if batch_sizes is None:
             batch = input.size(1)
         else:
-            batch = int(batch_sizes.flatten()[0]) if batch_sizes.numel() > 0 else 0
+            # The operator refuses what is negative.
+            batch = max(0, int(batch_sizes.flatten()[0])) if batch_sizes.numel() > 0 else 0
         directions = 2 if self.bidirectional else 1
         zeros = input.new_zeros([self.num_layers * directions, batch, self.hidden_size])
         return zeros, zeros
@@ -419,7 +432,7 @@ class LLTM(nn.Module):
             # In float32: half types cannot tell small probabilities apart.
             kept = torch.rand_like(new, dtype=torch.float32) < self.zoneout
             return torch.where(kept, old, new)
-        return self.zoneout * old + (1 - self.zoneout) * new
+        return torch.lerp(new, old, self.zoneout)
 
     def extra_repr(self) -> str:
         options = [

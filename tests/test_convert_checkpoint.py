@@ -151,6 +151,14 @@ WEIGHTS, BIAS = torch.zeros(12, 9), torch.zeros(12)
             "input_features], but got [13, 9]",
         ),
         ({"weights": torch.zeros(12, 3), "bias": BIAS}, "", "input_features], but got [12, 3]"),
+        ({"weights": torch.zeros(0, 9), "bias": BIAS[:0]}, "", "input_features], but got [0, 9]"),
+        (
+            {"weights": WEIGHTS, "bias": BIAS.to_sparse()},
+            "",
+            "expected weights and bias that are dense, of one floating point dtype, but got bias of "
+            "torch.float32 and torch.sparse_coo",
+        ),
+        ({"weights": WEIGHTS, "bias": BIAS.long()}, "", "but got bias of torch.int64"),
         (
             {"weights": WEIGHTS, "bias": torch.zeros(12, 1)},
             "--prefix=",

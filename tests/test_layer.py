@@ -10,7 +10,7 @@ import warnings
 
 import pytest
 import torch
-from common import each_device, each_dtype, sequence_reference
+from common import TOLERANCES, each_device, each_dtype, sequence_reference
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.utils import parametrize, prune
@@ -277,6 +277,30 @@ def test_errors_name_the_shape_of_an_unbatched_state():
         layer(torch.randn(4, 5), state_of(layer, 1))
 
 
+@pytest.mark.parametrize("batches", [(5, 5), (2, 2), (5, 3)], ids=str)
+@pytest.mark.parametrize("enforce_sorted", [False, True])
+def test_a_state_of_another_batch_is_refused_for_packed_sequences(batches, enforce_sorted):
+    layer = lltm_ops.LLTM(5, 6)
+    packed = pack_sequence(
+        [torch.randn(length, 5) for length in (6, 4, 2)], enforce_sorted=enforce_sorted
+    )
+    state = tuple(torch.zeros(1, batch, 6) for batch in batches)
+    with pytest.raises(RuntimeError, match=r"expected h_0 and c_0 to have shape|batch of h0, "):
+        layer(packed, state)
+
+
+def test_batch_sizes_beside_a_packed_sequence_are_refused():
+    packed = pack_sequence([torch.randn(4, 5)])
+    with pytest.raises(RuntimeError, match="expected no batch_sizes beside a PackedSequence"):
+        lltm_ops.LLTM(5, 6)(packed, batch_sizes=packed.batch_sizes)
+
+
+@pytest.mark.parametrize("sizes", [(), (4, 1)], ids=str)
+def test_unbatched_resets_have_one_dimension(sizes):
+    with pytest.raises(RuntimeError, match=r"expected resets to have 1 dimension \[time\]"):
+        lltm_ops.LLTM(5, 6)(torch.randn(4, 5), None, torch.ones(sizes, dtype=torch.bool))
+
+
 @pytest.mark.parametrize("slow", [{}, *SLOW_OPTIONS], ids=str)
 def test_input_of_other_features_is_refused(slow):
     layer = lltm_ops.LLTM(5, 6, **slow)
@@ -293,6 +317,7 @@ def test_input_of_other_features_is_refused(slow):
         ([2, 3], "never to increase, but got 3 at step 1"),
         ([3, 1], r"sum\(batch_sizes\) = 4 rows, but got 5"),
         ([3, -1, 3], "never to increase, but got -1 at step 1"),
+        ([-1, 2], "never to increase, but got -1 at step 0"),
         ([[3, 2]], "expected batch_sizes to have 1 dimension"),
         ([3.0, 2.0], "expected batch_sizes to be dense with dtype Long"),
     ],
@@ -302,7 +327,8 @@ def test_input_of_other_features_is_refused(slow):
 def test_batch_sizes_are_refused_by_the_operator(slow, sizes, words, with_state):
     layer = lltm_ops.LLTM(5, 6, bidirectional=True, **slow)
     batch_sizes = torch.tensor(sizes)
-    state = state_of(layer, int(batch_sizes.flatten()[0])) if with_state else None
+    batch = max(0, int(batch_sizes.flatten()[0]))
+    state = state_of(layer, batch) if with_state else None
     with pytest.raises(RuntimeError, match=f"^lltm::sequence_forward: .*{words}"):
         layer(torch.randn(5, 5), state, None, batch_sizes)
 
@@ -695,6 +721,17 @@ def test_autocast(device, slow, training):
         empty, state = layer(torch.randn(0, 4, 5, device=device))
     dtypes = {tensor.dtype for tensor in (output, h_n, c_n, empty, *state)}
     assert dtypes == {torch.bfloat16}
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="TorchScript ends with Python 3.13")
+@pytest.mark.parametrize("slow", [{}, *SLOW_OPTIONS], ids=str)
+def test_autocast_of_a_scripted_layer(slow):
+    layer = lltm_ops.LLTM(5, 6, **slow).eval()
+    compiled = scripted(layer)
+    input = torch.randn(7, 4, 5)
+    with torch.autocast("cpu", torch.bfloat16):
+        for _ in range(3):  # TorchScript optimises what it has seen run
+            assert_close(compiled(input), layer(input), **TOLERANCES[torch.bfloat16])
 
 
 def test_learns_what_needs_memory():
