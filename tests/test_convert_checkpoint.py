@@ -155,8 +155,8 @@ WEIGHTS, BIAS = torch.zeros(12, 9), torch.zeros(12)
         (
             {"weights": WEIGHTS, "bias": BIAS.to_sparse()},
             "",
-            "expected weights and bias that are dense, of one floating point dtype, but got bias of "
-            "torch.float32 and torch.sparse_coo",
+            "expected weights and bias that are dense, of one floating point dtype, but got bias "
+            "of torch.float32 and torch.sparse_coo",
         ),
         ({"weights": WEIGHTS, "bias": BIAS.long()}, "", "but got bias of torch.int64"),
         (
