@@ -42,6 +42,7 @@ from char_lm import (
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 STEP_FOLDER = "step_????????"
@@ -232,6 +233,16 @@ def prepare(args: argparse.Namespace) -> tuple[Training, Corpus]:
     return training, corpus
 
 
+def connect(backend: str, timeout: timedelta) -> None:
+    """As init_process_group by itself, also where torchrun has restarted the processes.
+
+    It keeps its store then, and in it the addresses of those before.
+    """
+    store, rank, processes = next(rendezvous("env://", timeout=timeout))
+    store = dist.PrefixStore(f"start_{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+    dist.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=processes)
+
+
 @contextmanager
 def process_group(args: argparse.Namespace) -> Iterator[None]:
     """What torchrun started, on its devices. Whoever waits in vain for another fails in the end."""
@@ -246,7 +257,7 @@ def process_group(args: argparse.Namespace) -> Iterator[None]:
         args.device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(args.device)
     backend = "nccl" if args.device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(seconds=args.timeout))
+    connect(backend, timedelta(seconds=args.timeout))
     try:
         yield
     finally:

@@ -161,12 +161,13 @@ def run_python(code):
 
 
 @contextlib.contextmanager
-def torchrun(processes, output, *options):
+def torchrun(processes, output, *options, restarts=0):
     """The example on so many processes. None of them outlives the test."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    launched = [f"--nproc-per-node={processes}", f"--max-restarts={restarts}"]
     program = [str(EXAMPLES / "train_distributed.py"), f"--output={output}", *TINY, *options]
     process = subprocess.Popen(
-        [*launcher, f"--nproc-per-node={processes}", *program],
+        [*launcher, *launched, *program],
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -258,6 +259,17 @@ def kill_one_after_a_checkpoint(process):
     return int(saved[1])
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_killed_process_is_restarted_from_the_last_checkpoint(train, strategy, tmp_path):
+    with torchrun(2, tmp_path, f"--strategy={strategy}", restarts=1) as process:
+        saved = kill_one_after_a_checkpoint(process)
+        printed = finish(process)
+    continued = re.search(r"continues after step (\d+)", printed)
+    assert saved <= int(continued[1]) < STEPS
+    whole = train(2, f"--strategy={strategy}")
+    assert_same_training(trained(tmp_path), whole, rtol=0, atol=0)
+
+
 @pytest.fixture(scope="module")
 def half_trained(tmp_path_factory):
     """Two processes with FSDP2, one of them killed, and the step of the checkpoint before that."""
@@ -297,7 +309,7 @@ def example(monkeypatch):
     threads = torch.get_num_threads()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     with monkeypatch.context() as patched:
-        patched.setattr(dist, "init_process_group", lambda *_, **__: None)
+        patched.setattr(module, "connect", lambda *_: None)
         patched.setattr(dist, "destroy_process_group", lambda: None)
         yield module
     torch.set_num_threads(threads)
