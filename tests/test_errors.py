@@ -22,6 +22,7 @@ import lltm_ops
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.*torch.jit.*:FutureWarning"),
 ]
@@ -40,6 +41,10 @@ def retype(name, dtype):
 
 def reshape(name, *size):
     return replace(name, lambda t: t.new_zeros(size))
+
+
+def nested(tensor):
+    return torch.nested.as_nested_tensor(list(tensor), layout=torch.strided)
 
 
 # batch 3, input_features 5, state_size 4.
@@ -83,6 +88,7 @@ BACKWARD_SPECIAL_CASES = {
     "grad_h None": replace("grad_h", lambda t: None),
     "gates on another device": replace("gates", lambda t: t.to("meta")),
     "weights sparse": replace("weights", lambda t: t.to_sparse()),
+    "grad_cell nested": replace("grad_cell", nested),
 }
 # Where the dispatcher, not the shape, is the difficulty; not expressible everywhere.
 SPECIAL_CASES = {
@@ -94,6 +100,7 @@ SPECIAL_CASES = {
     "input sparse": replace("input", lambda t: t.to_sparse()),
     "weights sparse CSR": replace("weights", lambda t: t.to_sparse_csr()),
     "input mkldnn": replace("input", lambda t: t.to_mkldnn()),
+    "input nested": replace("input", nested),
 }
 
 
@@ -154,7 +161,8 @@ weights on another device: lltm::forward: expected weights to be on the device o
 old_h sparse: lltm::forward: expected old_h to be a dense tensor, but got layout Sparse
 input sparse: lltm::forward: expected input to be a dense tensor, but got layout Sparse
 weights sparse CSR: lltm::forward: expected weights to be a dense tensor, but got layout SparseCsr
-input mkldnn: lltm::forward: expected input to be a dense tensor, but got layout Mkldnn""",
+input mkldnn: lltm::forward: expected input to be a dense tensor, but got layout Mkldnn
+input nested: lltm::forward: expected input to be a dense tensor, but got a nested tensor""",
     )
 
 
@@ -175,7 +183,8 @@ grad_h of double: lltm::backward: expected grad_h to have the dtype of input, Fl
 all of integers: lltm::backward: expected input to have dtype Double, Float, BFloat16 or Half, but got Long
 grad_h None: lltm::backward: expected grad_h to be a tensor, but got an undefined tensor or None
 gates on another device: lltm::backward: expected gates to be on the device of input, cpu, but got meta
-weights sparse: lltm::backward: expected weights to be a dense tensor, but got layout Sparse""",
+weights sparse: lltm::backward: expected weights to be a dense tensor, but got layout Sparse
+grad_cell nested: lltm::backward: expected grad_cell to be a dense tensor, but got a nested tensor""",
     )
 
 
@@ -195,6 +204,15 @@ def sizes(*values):
 
 def resets(*size, dtype=torch.bool):
     return lambda arguments: arguments.update(resets=torch.zeros(size, dtype=dtype))
+
+
+def whose_sum_is_no_int64(arguments):
+    """With a state_size of 1, for no tensor may have more elements than that."""
+    state = torch.zeros(1, 1).expand(2**62, 1)
+    arguments.update(
+        input=torch.zeros(0, 5), weights=torch.zeros(3, 6), bias=torch.zeros(3),
+        h0=state, c0=state, batch_sizes=torch.tensor([2**62, 2**62]),
+    )  # fmt: skip
 
 
 SEQUENCE_CASES = {
@@ -225,6 +243,15 @@ SEQUENCE_VALUE_CASES = {
     "negative batch_sizes": sizes(3, 3, 3, 3, -1),
     "batch_sizes of fewer rows": sizes(3, 2, 2, 1, 1),
     "batch_sizes of more rows": sizes(3, 3, 3, 3, 3),
+    "batch_sizes whose sum is no int64": whose_sum_is_no_int64,
+    "more steps than a list holds": lambda a: a.update(
+        input=torch.zeros(1, 1, 5).expand(2**60, 1, 5)[:, :0],
+        h0=torch.zeros(0, 4),
+        c0=torch.zeros(0, 4),
+    ),
+    "more batch_sizes than a list holds": packed(
+        replace("batch_sizes", lambda t: t[:1].expand(2**40))
+    ),
 }
 SEQUENCE_SPECIAL_CASES = {
     "h0 None": replace("h0", lambda t: None),
@@ -234,6 +261,8 @@ SEQUENCE_SPECIAL_CASES = {
         resets=torch.zeros(5, 3, dtype=torch.bool, device="meta")
     ),
     "c0 sparse": replace("c0", lambda t: t.to_sparse()),
+    "h0 nested": replace("h0", nested),
+    "resets nested": lambda a: a.update(resets=nested(torch.zeros(5, 3, dtype=torch.bool))),
 }
 ALL_SEQUENCE_CASES = SEQUENCE_CASES | SEQUENCE_VALUE_CASES | SEQUENCE_SPECIAL_CASES
 
@@ -270,11 +299,16 @@ batch_sizes that increase: lltm::sequence_forward: expected batch_sizes to begin
 negative batch_sizes: lltm::sequence_forward: expected batch_sizes to begin with the batch of h0, 3, and never to increase, but got -1 at step 4
 batch_sizes of fewer rows: lltm::sequence_forward: expected input to have sum(batch_sizes) = 9 rows, but got 11
 batch_sizes of more rows: lltm::sequence_forward: expected input to have sum(batch_sizes) = 15 rows, but got 11
+batch_sizes whose sum is no int64: lltm::sequence_forward: expected input to have sum(batch_sizes) rows, but the sum is more than 2**63 - 1
+more steps than a list holds: lltm::sequence_forward: expected at most 2147483647 steps, but got 1152921504606846976
+more batch_sizes than a list holds: lltm::sequence_forward: expected at most 2147483647 steps, but got 1099511627776
 h0 None: lltm::sequence_forward: expected h0 to be a tensor, but got an undefined tensor or None
 weights on another device: lltm::sequence_forward: expected weights to be on the device of input, cpu, but got meta
 batch_sizes on another device: lltm::sequence_forward: expected batch_sizes to be on the CPU, but got meta
 resets on another device: lltm::sequence_forward: expected resets to be on the device of input, cpu, but got meta
-c0 sparse: lltm::sequence_forward: expected c0 to be a dense tensor, but got layout Sparse""",
+c0 sparse: lltm::sequence_forward: expected c0 to be a dense tensor, but got layout Sparse
+h0 nested: lltm::sequence_forward: expected h0 to be a dense tensor, but got a nested tensor
+resets nested: lltm::sequence_forward: expected resets to be a dense tensor, but got a nested tensor""",
     )
 
 
@@ -430,10 +464,10 @@ PATHS = {
 if sys.version_info >= (3, 14):
     del PATHS["script"]
 
-# There are no tangents of integers, and torch.compile itself rejects sparse tensors.
+# There are no tangents of integers, and torch.compile itself rejects sparse and nested tensors.
 INEXPRESSIBLE = {
     "jvp": [case for case in FORWARD_CASES if "all of" in case or "old_h of integers" in case],
-    "compile": [case for case in SPECIAL_CASES if "sparse" in case],
+    "compile": [case for case in SPECIAL_CASES if "sparse" in case or "nested" in case],
 }
 
 

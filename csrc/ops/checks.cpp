@@ -10,6 +10,13 @@ void check_devices(const char* op, NamedTensors args) {
         ": expected ",
         name,
         " to be a tensor, but got an undefined tensor or None");
+    // Here, for the Autograd kernels would fail over their sizes.
+    TORCH_CHECK(
+        !tensor.is_nested(),
+        op,
+        ": expected ",
+        name,
+        " to be a dense tensor, but got a nested tensor");
   }
   const auto& [first_name, first] = *args.begin();
   for (const auto& [name, tensor] : args) {

@@ -12,7 +12,7 @@ namespace lltm {
 using NamedTensor = std::pair<const char*, const at::Tensor&>;
 using NamedTensors = std::initializer_list<NamedTensor>;
 
-// All of args defined, and on the device of the first.
+// All of args defined, not nested, and on the device of the first.
 void check_devices(const char* op, NamedTensors args);
 
 // All of args dense, of one dtype, and that one supported.

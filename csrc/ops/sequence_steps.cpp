@@ -1,57 +1,93 @@
 #include "ops/sequence_steps.h"
 
+#include <c10/util/safe_numerics.h>
+
 #include <algorithm>
+#include <limits>
 
 namespace lltm {
 
 namespace {
 
-std::vector<int64_t> values_of(const char* op, const at::Tensor& batch_sizes) {
-  std::vector<int64_t> values(batch_sizes.size(0));
-  if (batch_sizes.has_storage()) {
-    const auto contiguous = batch_sizes.expect_contiguous();
-    const auto* data = contiguous->const_data_ptr<int64_t>();
+// Tensors can be expanded to any size; a list of steps cannot.
+void check_number_of_steps(const char* op, int64_t steps) {
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  TORCH_CHECK(
+      steps <= kMost,
+      op,
+      ": expected at most ",
+      kMost,
+      " steps, but got ",
+      steps);
+}
+
+// The values of batch_sizes, read where they lie.
+class BatchSizes {
+ public:
+  BatchSizes(const char* op, const at::Tensor& batch_sizes)
+      : tensor_(batch_sizes),
+        data_(
+            batch_sizes.has_storage() ? batch_sizes.const_data_ptr<int64_t>()
+                                      : nullptr) {
     // A loop over steps can be traced for one number of steps of known sizes.
     TORCH_CHECK(
-        values.empty() || data != nullptr,
+        size() == 0 || !tensor_.has_storage() || data_ != nullptr,
         op,
         ": expected the values of batch_sizes, for derivatives that are made ",
         "of a loop over the steps, but got a tensor without values, as "
         "tracers ",
         "use");
-    std::copy_n(data, values.size(), values.begin());
-  } else {
-    // torch.func wraps every argument of an operator, those too that have no
-    // derivatives.
-    for (size_t t = 0; t < values.size(); ++t) {
-      values[t] = batch_sizes[t].item<int64_t>();
-    }
   }
-  return values;
-}
 
-// In the order of time, without what they carry.
+  int64_t size() const {
+    return tensor_.size(0);
+  }
+
+  // torch.func wraps every argument of an operator, those too that have no
+  // derivatives: what it wraps has no storage.
+  int64_t operator[](int64_t t) const {
+    return data_ != nullptr ? data_[t * tensor_.stride(0)]
+                            : tensor_[t].item<int64_t>();
+  }
+
+ private:
+  const at::Tensor& tensor_;
+  const int64_t* data_;
+};
+
+// Steps are listed in the order of time, without what they carry. Steps
+// without rows compute nothing and are left out, but for the first: derivatives
+// of higher order follow it.
 std::vector<SequenceStep> packed_steps(
     const char* op,
     const at::Tensor& input,
     const at::Tensor& h0,
     const at::Tensor& batch_sizes) {
-  const auto sizes = values_of(op, batch_sizes);
-  std::vector<SequenceStep> steps(sizes.size());
+  const BatchSizes sizes(op, batch_sizes);
+  std::vector<SequenceStep> steps;
   int64_t rows = 0;
-  for (size_t t = 0; t < steps.size(); ++t) {
+  int64_t before = h0.size(0);
+  for (int64_t t = 0; t < sizes.size(); ++t) {
+    const auto size = sizes[t];
     TORCH_CHECK(
-        sizes[t] >= 0 && sizes[t] <= (t == 0 ? h0.size(0) : sizes[t - 1]) &&
-            (t > 0 || sizes[t] == h0.size(0)),
+        size >= 0 && size <= before && (t > 0 || size == before),
         op,
         ": expected batch_sizes to begin with the batch of h0, ",
         h0.size(0),
         ", and never to increase, but got ",
-        sizes[t],
+        size,
         " at step ",
         t);
-    steps[t] = {rows, sizes[t], 0};
-    rows += sizes[t];
+    // No more of them than input has rows, whatever the sizes say.
+    if (t == 0 || (size > 0 && rows < input.size(0))) {
+      steps.push_back({rows, size, 0});
+    }
+    TORCH_CHECK(
+        !c10::add_overflows(rows, size, &rows),
+        op,
+        ": expected input to have sum(batch_sizes) rows, but the sum is more "
+        "than 2**63 - 1");
+    before = size;
   }
   TORCH_CHECK(
       rows == input.size(0),
@@ -60,6 +96,16 @@ std::vector<SequenceStep> packed_steps(
       rows,
       " rows, but got ",
       input.size(0));
+  return steps;
+}
+
+std::vector<SequenceStep> padded_steps(const at::Tensor& input) {
+  const auto batch = input.size(1);
+  std::vector<SequenceStep> steps(
+      batch == 0 ? std::min<int64_t>(input.size(0), 1) : input.size(0));
+  for (size_t t = 0; t < steps.size(); ++t) {
+    steps[t] = {static_cast<int64_t>(t) * batch, batch, 0};
+  }
   return steps;
 }
 
@@ -81,16 +127,9 @@ std::vector<SequenceStep> sequence_steps(
     const at::Tensor& h0,
     const OptionalTensor& batch_sizes,
     bool reverse) {
-  std::vector<SequenceStep> steps;
-  if (batch_sizes) {
-    steps = packed_steps(op, input, h0, *batch_sizes);
-  } else {
-    const auto batch = input.size(1);
-    steps.reserve(input.size(0));
-    for (int64_t t = 0; t < input.size(0); ++t) {
-      steps.push_back({t * batch, batch, 0});
-    }
-  }
+  check_number_of_steps(op, batch_sizes ? batch_sizes->size(0) : input.size(0));
+  auto steps = batch_sizes ? packed_steps(op, input, h0, *batch_sizes)
+                           : padded_steps(input);
   if (reverse) {
     std::reverse(steps.begin(), steps.end());
   }
@@ -106,11 +145,7 @@ std::vector<SequenceChunk> sequence_chunks(
   std::vector<SequenceChunk> chunks;
   for (int64_t i = 0; i < static_cast<int64_t>(steps.size()); ++i) {
     const auto& step = steps[i];
-    // None without rows: backward sets gradients in the last chunk, and adds to
-    // them in the others.
-    if (chunks.empty() ||
-        (chunks.back().rows > 0 && step.rows > 0 &&
-         chunks.back().rows + step.rows > max_rows)) {
+    if (chunks.empty() || chunks.back().rows + step.rows > max_rows) {
       chunks.push_back({i, i, step.first_row, 0});
     }
     auto& chunk = chunks.back();

@@ -21,7 +21,8 @@ struct SequenceStep {
 // Of rows, those of a step.
 at::Tensor of_step(const at::Tensor& rows, const SequenceStep& step);
 
-// The steps in the order in which they run. Checks the values of batch_sizes.
+// The steps in the order in which they run, without those that have no rows
+// (but for the first). Checks the values of batch_sizes.
 std::vector<SequenceStep> sequence_steps(
     const char* op,
     const at::Tensor& input,
