@@ -1,5 +1,6 @@
 """The gradients of lltm::forward: right, of any order, and no more of them than needed."""
 
+import functools
 import itertools
 import resource
 from pathlib import Path
@@ -20,6 +21,7 @@ from common import (
     gradients,
     reference_gradients,
     sample_inputs,
+    sequence_backward_inputs,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
@@ -41,6 +43,37 @@ def test_gradients_match_reference(device, dtype, shape):
     tolerance = {name: value * growth for name, value in TOLERANCES[dtype].items()}
     for ours, exact in zip(actual, expected, strict=True):
         assert_matches_float64(ours, exact, **tolerance)
+
+
+def backward_of_cell(device, dtype, sizes):
+    return torch.ops.lltm.backward.default, backward_inputs(device, dtype, sizes[1:])
+
+
+def backward_of_sequence(device, dtype, sizes):
+    inputs = sequence_backward_inputs(device, dtype, sizes)
+    return torch.ops.lltm.sequence_backward.default, inputs
+
+
+@each_device
+@each_dtype
+@pytest.mark.parametrize("composite", [False, True])
+@pytest.mark.parametrize("operator", [backward_of_cell, backward_of_sequence])
+@pytest.mark.parametrize("zero", range(1, 16))
+def test_every_gradient_of_nothing_is_zero(device, dtype, composite, operator, zero):
+    """Any of the sizes may be 0. Tests poison fresh memory, so what is not written shows."""
+    sizes = tuple(0 if zero >> i & 1 else size for i, size in enumerate((2, 70, 3, 5)))
+    op, inputs = operator(device, dtype, sizes)
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.XPU)
+    call = functools.partial(op.redispatch, keys) if composite else op
+    expected = op.redispatch(keys, *double(inputs), [True] * 5)
+    for mask in itertools.product([False, True], repeat=5):
+        for ours, exact, wanted in zip(call(*inputs, mask), expected, mask, strict=True):
+            if not wanted:
+                assert ours is None
+            elif 0 in sizes[1:2] + sizes[3:]:
+                assert torch.equal(ours, torch.zeros(exact.shape, dtype=dtype, device=device))
+            else:
+                assert_matches_float64(ours, exact)
 
 
 @each_device

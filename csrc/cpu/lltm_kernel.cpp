@@ -1,3 +1,4 @@
+#include "cpu/empty_gradients.h"
 #include "cpu/gemm.h"
 #include "cpu/lltm_backward_gemm.h"
 #include "cpu/lltm_forward.h"
@@ -7,7 +8,6 @@
 #include <ATen/Dispatch.h>
 #include <ATen/OpMathType.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
 namespace lltm {
@@ -76,34 +76,6 @@ void backward_step(const BackwardArguments<scalar_t>& arguments) {
   backward_gemm<scalar_t, at::opmath_type<scalar_t>>(arguments);
 }
 
-// The results that output_mask asks for, zero where there is nothing to sum.
-BackwardResult empty_gradients(
-    const at::Tensor& grad_cell,
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& old_h,
-    OutputMask output_mask) {
-  const auto batch_is_zero = input.size(0) == 0;
-  const auto empty = [&](bool wanted, at::IntArrayRef sizes) {
-    if (!wanted) {
-      return at::Tensor();
-    }
-    return batch_is_zero ? at::zeros(sizes, input.options())
-                         : at::empty(sizes, input.options());
-  };
-  return {
-      empty(output_mask[0], input.sizes()),
-      empty(output_mask[1], weights.sizes()),
-      empty(output_mask[2], {weights.size(0)}),
-      empty(output_mask[3], old_h.sizes()),
-      empty(output_mask[4], grad_cell.sizes())};
-}
-
-template <typename scalar_t>
-scalar_t* pointer_or_null(const at::Tensor& tensor) {
-  return tensor.defined() ? tensor.mutable_data_ptr<scalar_t>() : nullptr;
-}
-
 BackwardResult backward_kernel(
     const at::Tensor& grad_h,
     const at::Tensor& grad_cell,
@@ -114,12 +86,12 @@ BackwardResult backward_kernel(
     const at::Tensor& old_h,
     OutputMask output_mask) {
   check_backward(grad_h, grad_cell, new_cell, gates, input, weights, old_h);
-  auto result = empty_gradients(grad_cell, input, weights, old_h, output_mask);
-  const auto batch = input.size(0);
-  const auto state_size = old_h.size(1);
-  if (batch == 0 || state_size == 0) {
+  auto result = empty_gradients(new_cell, input, weights, old_h, output_mask);
+  if (new_cell.numel() == 0) {
     return result;
   }
+  const auto batch = input.size(0);
+  const auto state_size = old_h.size(1);
   auto& [d_input, d_weights, d_bias, d_old_h, d_old_cell] = result;
   const auto grad_h_ = grad_h.expect_contiguous();
   const auto grad_cell_ = grad_cell.expect_contiguous();

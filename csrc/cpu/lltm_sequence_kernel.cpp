@@ -1,3 +1,4 @@
+#include "cpu/empty_gradients.h"
 #include "cpu/gemm.h"
 #include "cpu/lltm_forward.h"
 #include "cpu/lltm_sequence_backward.h"
@@ -10,8 +11,6 @@
 
 #include <ATen/Dispatch.h>
 #include <ATen/OpMathType.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
 namespace lltm {
@@ -27,19 +26,17 @@ void forward_step_by_step(const SequenceForwardArguments<scalar_t>& a) {
   const Scratch<scalar_t> scratch(2 * a.batch * size);
   for (size_t i = 0; i < a.steps.size(); ++i) {
     const auto [row, rows, carried] = a.steps[i];
-    if (rows > 0) {
-      forward_step<scalar_t>({
-          {rows, a.input_features, size},
-          a.input + row * a.input_features,
-          a.weights,
-          a.bias,
-          h.rows(i, 0, rows, scratch.data()),
-          cell.rows(i, 0, rows, scratch.data() + a.batch * size),
-          a.output + row * size,
-          a.cells + row * size,
-          a.gates == nullptr ? nullptr : a.gates + row * 3 * size,
-      });
-    }
+    forward_step<scalar_t>({
+        {rows, a.input_features, size},
+        a.input + row * a.input_features,
+        a.weights,
+        a.bias,
+        h.rows(i, 0, rows, scratch.data()),
+        cell.rows(i, 0, rows, scratch.data() + a.batch * size),
+        a.output + row * size,
+        a.cells + row * size,
+        a.gates == nullptr ? nullptr : a.gates + row * 3 * size,
+    });
   }
 }
 
@@ -173,66 +170,47 @@ BackwardResult sequence_backward_kernel(
   const auto steps =
       sequence_steps(kSequenceBackward, input, h0, batch_sizes, reverse);
   const auto state_size = h0.size(1);
-  const bool nothing_to_sum = output.numel() == 0;
-  const auto empty = [&](bool wanted, at::IntArrayRef sizes) {
-    if (!wanted) {
-      return at::Tensor();
-    }
-    return nothing_to_sum ? at::zeros(sizes, input.options())
-                          : at::empty(sizes, input.options());
-  };
-  auto d_input = empty(output_mask[0], input.sizes());
-  auto d_weights = empty(output_mask[1], weights.sizes());
-  auto d_bias = empty(output_mask[2], {weights.size(0)});
-  auto d_h0 = empty(output_mask[3], h0.sizes());
-  auto d_c0 = empty(output_mask[4], h0.sizes());
-  if (!nothing_to_sum) {
-    const auto grad_output_ = grad_output.expect_contiguous();
-    const auto grad_cells_ = grad_cells.expect_contiguous();
-    const auto output_ = output.expect_contiguous();
-    const auto cells_ = cells.expect_contiguous();
-    const auto gates_ = gates.expect_contiguous();
-    const auto input_ = input.expect_contiguous();
-    const auto weights_ = weights.expect_contiguous();
-    const auto h0_ = h0.expect_contiguous();
-    const auto resets_ = contiguous_or_none(resets);
-    AT_DISPATCH_FLOATING_TYPES_AND2(
-        at::kHalf,
-        at::kBFloat16,
-        input.scalar_type(),
-        "lltm_sequence_backward_cpu",
-        [&] {
-          const auto pointer = [](const at::Tensor& tensor) {
-            return tensor.defined() ? tensor.mutable_data_ptr<scalar_t>()
-                                    : nullptr;
-          };
-          backward_all_steps<scalar_t>({
-              {h0.size(0), input.size(-1), state_size},
-              steps,
-              batch_sizes.has_value(),
-              grad_output_->const_data_ptr<scalar_t>(),
-              grad_cells_->const_data_ptr<scalar_t>(),
-              output_->const_data_ptr<scalar_t>(),
-              cells_->const_data_ptr<scalar_t>(),
-              gates_->const_data_ptr<scalar_t>(),
-              input_->const_data_ptr<scalar_t>(),
-              weights_->const_data_ptr<scalar_t>(),
-              h0_->const_data_ptr<scalar_t>(),
-              bytes_or_null(resets_),
-              pointer(d_input),
-              pointer(d_weights),
-              pointer(d_bias),
-              pointer(d_h0),
-              pointer(d_c0),
-          });
-        });
+  auto result = empty_gradients(output, input, weights, h0, output_mask);
+  if (output.numel() == 0) {
+    return result;
   }
-  return {
-      std::move(d_input),
-      std::move(d_weights),
-      std::move(d_bias),
-      std::move(d_h0),
-      std::move(d_c0)};
+  auto& [d_input, d_weights, d_bias, d_h0, d_c0] = result;
+  const auto grad_output_ = grad_output.expect_contiguous();
+  const auto grad_cells_ = grad_cells.expect_contiguous();
+  const auto output_ = output.expect_contiguous();
+  const auto cells_ = cells.expect_contiguous();
+  const auto gates_ = gates.expect_contiguous();
+  const auto input_ = input.expect_contiguous();
+  const auto weights_ = weights.expect_contiguous();
+  const auto h0_ = h0.expect_contiguous();
+  const auto resets_ = contiguous_or_none(resets);
+  AT_DISPATCH_FLOATING_TYPES_AND2(
+      at::kHalf,
+      at::kBFloat16,
+      input.scalar_type(),
+      "lltm_sequence_backward_cpu",
+      [&] {
+        backward_all_steps<scalar_t>({
+            {h0.size(0), input.size(-1), state_size},
+            steps,
+            batch_sizes.has_value(),
+            grad_output_->const_data_ptr<scalar_t>(),
+            grad_cells_->const_data_ptr<scalar_t>(),
+            output_->const_data_ptr<scalar_t>(),
+            cells_->const_data_ptr<scalar_t>(),
+            gates_->const_data_ptr<scalar_t>(),
+            input_->const_data_ptr<scalar_t>(),
+            weights_->const_data_ptr<scalar_t>(),
+            h0_->const_data_ptr<scalar_t>(),
+            bytes_or_null(resets_),
+            pointer_or_null<scalar_t>(d_input),
+            pointer_or_null<scalar_t>(d_weights),
+            pointer_or_null<scalar_t>(d_bias),
+            pointer_or_null<scalar_t>(d_h0),
+            pointer_or_null<scalar_t>(d_c0),
+        });
+      });
+  return result;
 }
 
 } // namespace

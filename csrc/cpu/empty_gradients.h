@@ -1,0 +1,24 @@
+#pragma once
+
+#include "ops/lltm.h"
+
+#include <ATen/core/Tensor.h>
+
+namespace lltm {
+
+// Memory for the gradients that output_mask asks for: of input, weights, bias,
+// and of the state that initial has the sizes of. Zeros where no unit was
+// computed: then the kernels write none of them.
+BackwardResult empty_gradients(
+    const at::Tensor& computed,
+    const at::Tensor& input,
+    const at::Tensor& weights,
+    const at::Tensor& initial,
+    OutputMask output_mask);
+
+template <typename scalar_t>
+scalar_t* pointer_or_null(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.mutable_data_ptr<scalar_t>() : nullptr;
+}
+
+} // namespace lltm
