@@ -152,7 +152,9 @@ class SequenceBackwardRecurrence {
   }
 
   // Units of a panel: a choice of the size alone, so that results do not depend
-  // on the number of threads.
+  // on the number of threads. (They do, by rounding, where oneDNN has no
+  // kernel: the BLAS that PyTorch takes then may sum in another order for other
+  // rows.)
   int64_t width() const {
     return a_.state_size >= 512 ? 64 : 32;
   }
