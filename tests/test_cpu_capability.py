@@ -31,17 +31,43 @@ CHOICES = [
 ]
 
 
-@pytest.mark.parametrize(("variable", "value"), CHOICES)
-def test_path(variable, value):
-    files = [str(TESTS / name) for name in VALUE_TESTS]
+def run_tests(chosen, files, **environment):
+    paths = [str(TESTS / name) for name in files]
     result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-k", CHOSEN, "-p", "no:cacheprovider", *files],
-        env={**os.environ, variable: value},
+        [sys.executable, "-m", "pytest", "-q", "-k", chosen, "-p", "no:cacheprovider", *paths],
+        env={**os.environ, **environment},
         cwd=TESTS.parent,
         capture_output=True,
         text=True,
     )
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-1000:]
+
+
+@pytest.mark.parametrize(("variable", "value"), CHOICES)
+def test_path(variable, value):
+    run_tests(CHOSEN, VALUE_TESTS, **{variable: value})
+
+
+PRETEND_16_PROCESSORS = """
+#define _GNU_SOURCE
+#include <sched.h>
+
+int sched_getaffinity(pid_t thread, size_t size, cpu_set_t* processors) {
+  CPU_ZERO_S(size, processors);
+  for (int i = 0; i < 16; ++i) {
+    CPU_SET_S(i, size, processors);
+  }
+  return 0;
+}
+"""
+
+
+def test_teams_of_more_threads_than_this_machine_has_processors(tmp_path):
+    """The kernels form no such team by themselves, so few machines would test the larger ones."""
+    source, library = tmp_path / "pretend.c", tmp_path / "pretend.so"
+    source.write_text(PRETEND_16_PROCESSORS)
+    subprocess.run(["cc", "-shared", "-fPIC", source, "-o", library], check=True)
+    run_tests("threads", ["test_sequence.py"], LD_PRELOAD=str(library))
 
 
 @each_dtype

@@ -2,6 +2,10 @@
 
 #include <ATen/Parallel.h>
 
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -108,6 +112,17 @@ max_row_groups(bool packed, int64_t batch, int64_t weight_bytes) {
   return packed ? 1 : batch / (weight_bytes <= kCache ? 8 : 32);
 }
 
+// The processors that the system lets this thread run on.
+inline int64_t num_processors() {
+#if defined(__linux__)
+  cpu_set_t processors;
+  if (sched_getaffinity(0, sizeof(processors), &processors) == 0) {
+    return CPU_COUNT(&processors);
+  }
+#endif
+  return std::thread::hardware_concurrency();
+}
+
 // nanoseconds: of one step on one thread.
 inline TeamShape team_shape(
     int64_t nanoseconds,
@@ -118,7 +133,12 @@ inline TeamShape team_shape(
   constexpr int64_t kWake = 5000;
   constexpr int64_t kStep = 500;
   const int64_t threads = at::in_parallel_region() ? 1 : at::get_num_threads();
-  const auto worth = std::min(threads, nanoseconds * steps / kWake);
+  auto worth = std::min(threads, nanoseconds * steps / kWake);
+  if (worth > 1) {
+    // Threads that share a processor gain nothing, and wait at each barrier
+    // until the system lets the others run.
+    worth = std::min(worth, std::max<int64_t>(1, num_processors()));
+  }
   const auto row_groups = std::max<int64_t>(1, std::min(worth, max_row_groups));
   const auto unit_groups = std::min(
       {worth / row_groups, max_unit_groups, nanoseconds / row_groups / kStep});

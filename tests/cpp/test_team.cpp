@@ -5,13 +5,18 @@
 
 #include <c10/util/Exception.h>
 
+#include <sched.h>
+
 #include <atomic>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 namespace {
 
-constexpr int64_t kSteps = 1000;
+// Few, for a step of eight threads takes milliseconds where others share the
+// processors.
+constexpr int64_t kSteps = 50;
 
 // What a slot writes before a barrier the others read after it.
 void test_a_barrier_orders_what_threads_write(int64_t slots) {
@@ -78,6 +83,21 @@ void test_a_team_has_no_more_slots_than_threads(int64_t threads) {
   }
 }
 
+void test_threads_of_one_processor_are_no_team() {
+  cpu_set_t all, one;
+  TORCH_CHECK(sched_getaffinity(0, sizeof(all), &all) == 0);
+  CPU_ZERO(&one);
+  for (int i = 0; CPU_COUNT(&one) == 0; ++i) {
+    if (CPU_ISSET(i, &all)) {
+      CPU_SET(i, &one);
+    }
+  }
+  TORCH_CHECK(sched_setaffinity(0, sizeof(one), &one) == 0);
+  const auto slots = lltm::team_shape(1000000, 50, 4, 10).slots();
+  TORCH_CHECK(sched_setaffinity(0, sizeof(all), &all) == 0);
+  TORCH_CHECK(slots == 1, "expected 1 slot, but got ", slots);
+}
+
 } // namespace
 
 int main() {
@@ -92,5 +112,7 @@ int main() {
       }
     }
   }
+  at::set_num_threads(4);
+  test_threads_of_one_processor_are_no_team();
   return 0;
 }
