@@ -12,25 +12,40 @@ with nn.LSTM and with nn.GRU in place of the layer learns the same text.
 import argparse
 import copy
 import functools
-import hashlib
+import io
 import math
-import os
 import signal
 import statistics
 import sys
-import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from pydoc_data.topics import topics
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+from language_model import (
+    CharLM,
+    Corpus,
+    Training,
+    UsageError,
+    add_option,
+    check_resume,
+    config_of,
+    encode,
+    loading,
+    loss_of,
+    make_output,
+    new_model,
+    positive_float,
+    positive_int,
+    read_text,
+    same_kind,
+    training_options,
+    write,
+)
 from torch import Tensor, nn
 from torch.utils.benchmark import Timer
 
@@ -43,17 +58,9 @@ except ImportError as error:
     sys.exit(f"char_lm.py: {error.name} is missing: pip install lltm_ops[demo]")
 
 Way = Callable[[Tensor], Tensor]
-RNNS = {"LLTM": lltm_ops.LLTM, "LSTM": nn.LSTM, "GRU": nn.GRU}
-
-# What a checkpoint must share with the run that resumes from it, beside the text. The number of
-# steps is part of it, for the learning rate follows it.
-CONFIG = ("steps", "batch_size", "length", "embedding_size", "hidden_size", "learning_rate", "seed")
+CHECKPOINT = "checkpoint.pt"
 # Trained weights amplify the rounding of one step in the next.
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}
-
-
-class UsageError(Exception):
-    """Something the user gave cannot be used: the message says what, in one sentence."""
 
 
 class LoopOverTime(nn.Module):
@@ -73,162 +80,11 @@ class LoopOverTime(nn.Module):
         return torch.stack(outputs, dim=1), None
 
 
-class CharLM(nn.Module):
-    """Embedding, a recurrent layer and a linear one: logits of each next character."""
-
-    def __init__(
-        self, vocabulary_size: int, embedding_size: int, hidden_size: int, rnn: str = "LLTM"
-    ) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(vocabulary_size, embedding_size)
-        self.rnn = RNNS[rnn](embedding_size, hidden_size, batch_first=True)
-        self.head = nn.Linear(hidden_size, vocabulary_size)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.rnn(self.embedding(tokens))[0])
-
-    def step_by_step(self, step: Callable[..., tuple[Tensor, Tensor]]) -> "CharLM":
-        """A copy that runs the layer so."""
-        model = copy.deepcopy(self)
-        model.rnn = LoopOverTime(model.rnn, step)
-        return model
-
-
-@dataclass
-class Corpus:
-    """A text as chunks of characters, each with one more to predict.
-
-    Attributes:
-        vocabulary: the distinct characters.
-        batches: ``[batches, batch_size, length + 1]``. Row i of one batch goes on in row i of the
-            next, so a batch is drawn from all over the text, in an order that needs no random
-            numbers.
-        validation: ``[chunks, length + 1]``, from the last tenth of the text.
-        opening: the text with which the validation part begins.
-        digest: identifies the text.
-    """
-
-    vocabulary: str
-    batches: Tensor
-    validation: Tensor
-    opening: str
-    digest: str
-
-    @classmethod
-    def of(cls, text: str, batch_size: int, length: int, device: torch.device) -> "Corpus":
-        least = 10 * max(math.ceil((batch_size * length + 1) / 9), length + 1)
-        if len(text) < least:
-            raise UsageError(
-                f"the text is too short: expected at least {least:,} characters for --batch-size "
-                f"{batch_size} and --length {length}, but got {len(text):,}"
-            )
-        vocabulary = "".join(sorted(set(text)))
-        tokens = encode(text, vocabulary).to(device)
-        training = len(text) - len(text) // 10
-        chunks = tokens[:training].unfold(0, length + 1, length)
-        count = len(chunks) // batch_size
-        return cls(
-            vocabulary,
-            chunks[: count * batch_size].view(batch_size, count, length + 1).transpose(0, 1),
-            tokens[training:].unfold(0, length + 1, length),
-            text[training : training + 40],
-            hashlib.sha256(text.encode()).hexdigest(),
-        )
-
-
-@dataclass
-class Training:
-    """Everything that a checkpoint restores.
-
-    Attributes:
-        bits: bits per character of each step.
-        validation_bits: step, and bits per character of the validation text after it.
-    """
-
-    model: CharLM
-    optimizer: torch.optim.Optimizer
-    scheduler: torch.optim.lr_scheduler.LRScheduler
-    config: dict[str, Any]
-    vocabulary: str
-    bits: list[float] = field(default_factory=list)
-    validation_bits: list[tuple[int, float]] = field(default_factory=list)
-
-    @classmethod
-    def of(
-        cls, model: CharLM, config: dict[str, Any], vocabulary: str, args: argparse.Namespace
-    ) -> "Training":
-        """At its beginning."""
-        optimizer = torch.optim.Adam(model.parameters(), lr=args.learning_rate)
-        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.steps)
-        return cls(model, optimizer, scheduler, config, vocabulary)
-
-    def save(self, path: Path) -> None:
-        """Replaces the file in one go: whenever this is cut short, one whole checkpoint remains."""
-        temporary = path.with_suffix(".tmp")
-        torch.save(
-            {
-                "model": self.model.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
-                "scheduler": self.scheduler.state_dict(),
-                "step": len(self.bits),
-                "config": self.config,
-                "vocabulary": self.vocabulary,
-                "bits": self.bits,
-                "validation_bits": self.validation_bits,
-            },
-            temporary,
-        )
-        os.replace(temporary, path)
-
-    def load(self, path: Path, device: torch.device) -> None:
-        if not path.exists():
-            raise UsageError(f"--resume: there is no checkpoint {path}")
-        try:
-            saved = torch.load(path, map_location=device, weights_only=True)
-            config = saved["config"]
-        except Exception as error:
-            raise UsageError(f"--resume: {path} is not a checkpoint of this program") from error
-        self.check_config(path, config)
-        self.model.load_state_dict(saved["model"])
-        self.optimizer.load_state_dict(saved["optimizer"])
-        self.scheduler.load_state_dict(saved["scheduler"])
-        self.bits = saved["bits"]
-        self.validation_bits = saved["validation_bits"]
-
-    def check_config(self, path: Path, config: dict[str, Any]) -> None:
-        """Raises UsageError unless a checkpoint with this configuration is of this training."""
-        for name, expected in self.config.items():
-            if (got := config.get(name)) != expected:
-                option = f"--{name.replace('_', '-')}"
-                raise UsageError(
-                    f"--resume: {path} was trained on another text"
-                    if name == "text"
-                    else f"--resume: {path} was trained with {option} {got}, not {expected}"
-                )
-
-
-def read_text(path: Path | None) -> str:
-    if path is None:
-        # The topics share paragraphs, and validation on what was trained on would flatter.
-        paragraphs = "\n\n".join(topics.values()).split("\n\n")
-        return "\n\n".join(dict.fromkeys(paragraphs))
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"cannot read --text {path}: {reason}") from error
-
-
-def encode(text: str, vocabulary: str) -> Tensor:
-    index = {character: i for i, character in enumerate(vocabulary)}
-    if unknown := sorted(set(text) - set(vocabulary)):
-        raise UsageError(f"--prompt has characters that the text has not: {''.join(unknown)!r}")
-    return torch.tensor([index[character] for character in text])
-
-
-def loss_of(model: CharLM, chunks: Tensor, reduction: str = "mean") -> Tensor:
-    logits = model(chunks[:, :-1])
-    return F.cross_entropy(logits.flatten(0, 1), chunks[:, 1:].flatten(), reduction=reduction)
+def step_by_step(model: CharLM, step: Callable[..., tuple[Tensor, Tensor]]) -> CharLM:
+    """A copy that runs the layer so."""
+    model = copy.deepcopy(model)
+    model.rnn = LoopOverTime(model.rnn, step)
+    return model
 
 
 @torch.no_grad()
@@ -246,6 +102,45 @@ def train_step(training: Training, chunks: Tensor) -> float:
     training.optimizer.step()
     training.scheduler.step()
     return loss.item()
+
+
+def state_of(training: Training) -> dict[str, Any]:
+    return {
+        "model": training.model.state_dict(),
+        "optimizer": training.optimizer.state_dict(),
+        "scheduler": training.scheduler.state_dict(),
+        "step": len(training.bits),
+        "config": training.config,
+        "vocabulary": training.vocabulary,
+        "bits": training.bits,
+        "validation_bits": training.validation_bits,
+    }
+
+
+def save(training: Training, path: Path) -> None:
+    file = io.BytesIO()
+    torch.save(state_of(training), file)
+    write(path, file.getvalue())
+
+
+def load(training: Training, path: Path, device: torch.device) -> None:
+    with loading(path):
+        saved = torch.load(path, map_location=device, weights_only=True)
+        training.check_config(path, saved["config"])
+        expected = state_of(training)
+        expected["optimizer"]["state"] = {  # which Adam has from its first step on
+            i: {"step": torch.tensor(0.0), "exp_avg": parameter, "exp_avg_sq": parameter}
+            for i, parameter in enumerate(training.model.parameters())
+        }
+        expected["bits"] = [0.0] * len(saved["bits"])
+        expected["validation_bits"] = [(0, 0.0)] * len(saved["validation_bits"])
+        if not same_kind(saved, expected):
+            raise TypeError("what was saved is not what this program saves")
+        training.model.load_state_dict(saved["model"])
+        training.optimizer.load_state_dict(saved["optimizer"])
+        training.scheduler.load_state_dict(saved["scheduler"])
+        training.bits = saved["bits"]
+        training.validation_bits = saved["validation_bits"]
 
 
 @contextmanager
@@ -266,7 +161,7 @@ def interrupts_as_request() -> Iterator[threading.Event]:
 
 def train(training: Training, corpus: Corpus, args: argparse.Namespace) -> bool:
     """Trains up to ``--steps``; false if Ctrl-C ended it. Leaves a checkpoint and a picture."""
-    checkpoint = args.output / "checkpoint.pt"
+    checkpoint = args.output / CHECKPOINT
     size = args.batch_size * args.length
     first = len(training.bits)
     bar = tqdm(
@@ -288,10 +183,10 @@ def train(training: Training, corpus: Corpus, args: argparse.Namespace) -> bool:
                     f"step {step + 1:5}: bits per character {recent:.3f} in training, "
                     f"{bits:.3f} in validation"
                 )
-                training.save(checkpoint)
+                save(training, checkpoint)
             if stop.is_set():
                 break
-    training.save(checkpoint)
+    save(training, checkpoint)
     plot(training, args.output / "loss.png")
     return not stop.is_set()
 
@@ -306,7 +201,9 @@ def plot(training: Training, path: Path) -> None:
     axes.set(xlabel="step", ylabel="bits per character", title="Character-level LLTM")
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(path, dpi=150)
+    file = io.BytesIO()
+    figure.savefig(file, dpi=150)
+    write(path, file.getvalue())
 
 
 @torch.no_grad()
@@ -375,8 +272,8 @@ def compare(model: CharLM, chunks: Tensor) -> bool:
     ways["torch.compile"] = torch.compile(model, fullgraph=True)
     ways["torch.export"] = export(model, tokens)
     count = len(ways)
-    ways["cell in a loop"] = model.step_by_step(lltm_ops.forward)
-    ways["plain PyTorch"] = model.step_by_step(lltm_ops.reference)
+    ways["cell in a loop"] = step_by_step(model, lltm_ops.forward)
+    ways["plain PyTorch"] = step_by_step(model, lltm_ops.reference)
 
     times = seconds_per_call(ways, tokens)
     expected = model(tokens)
@@ -417,7 +314,7 @@ def compare_layers(training: Training, corpus: Corpus, args: argparse.Namespace)
         torch.manual_seed(args.seed)
         trainings[rnn] = learn(new_model(corpus, args, rnn), corpus, args)
     timed = {rnn: copy.deepcopy(training) for rnn, training in trainings.items()}
-    before = training.model.step_by_step(lltm_ops.forward)
+    before = step_by_step(training.model, lltm_ops.forward)
     timed["LLTM, cell in a loop"] = Training.of(before, {}, corpus.vocabulary, args)
     batch = corpus.batches[0]
     steps = {rnn: functools.partial(train_step, training) for rnn, training in timed.items()}
@@ -436,20 +333,6 @@ def compare_layers(training: Training, corpus: Corpus, args: argparse.Namespace)
     print("bits per character: of the validation text, after as many steps; epoch: training only.")
 
 
-def positive(kind: type[int] | type[float]) -> Callable[[str], int | float]:
-    def parse(value: str) -> int | float:
-        try:
-            number = kind(value)
-        except ValueError:
-            number = 0
-        if not 0 < number < math.inf:
-            wanted = f"expected a positive {kind.__name__}"
-            raise argparse.ArgumentTypeError(f"{wanted}, but got {value}")
-        return number
-
-    return parse
-
-
 def usable_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
@@ -458,30 +341,6 @@ def usable_device(name: str) -> torch.device:
         reason = str(error).splitlines()[0]
         raise argparse.ArgumentTypeError(f"{name} cannot be used: {reason}") from error
     return device
-
-
-def add_option(parser: argparse.ArgumentParser, option: str, help: str, **settings: Any) -> None:
-    shown = " (%(default)s)" if "default" in settings else ""
-    parser.add_argument(option, help=help + shown, **settings)
-
-
-def training_options(description: str, output: str) -> argparse.ArgumentParser:
-    """A command line with what train_distributed.py takes, too."""
-    parser = argparse.ArgumentParser(description=description)
-    add = functools.partial(add_option, parser)
-    add("--text", "UTF-8 text; if not given, Python's help topics", type=Path, metavar="FILE")
-    add("--output", "what training leaves", type=Path, metavar="DIR", default=output)
-    add("--resume", "continue from the checkpoint in --output", action="store_true")
-    # Several threads gain little on matrices of this size, and come to a halt on a busy machine.
-    add("--threads", "of a CPU", type=positive(int), metavar="N", default=1)
-    add("--steps", "training steps in all", type=positive(int), metavar="N", default=1200)
-    add("--batch-size", "chunks per step", type=positive(int), metavar="N", default=32)
-    add("--length", "characters per chunk", type=positive(int), metavar="N", default=64)
-    add("--embedding-size", "inputs of the layer", type=positive(int), metavar="N", default=64)
-    add("--hidden-size", "state of the layer", type=positive(int), metavar="N", default=256)
-    add("--learning-rate", "falls to 0 from", type=positive(float), metavar="X", default=0.01)
-    add("--seed", "on a CPU, the same gives the same model", type=int, metavar="N", default=0)
-    return parser
 
 
 def command_line() -> argparse.ArgumentParser:
@@ -493,48 +352,31 @@ def command_line() -> argparse.ArgumentParser:
         type=usable_device,
         default="cuda" if torch.cuda.is_available() else "cpu",
     )
-    add("--validate-every", "steps; saves, too", type=positive(int), metavar="N", default=200)
+    add("--validate-every", "steps; saves, too", type=positive_int, metavar="N", default=200)
     add("--prompt", "beginning of the sample; if not given, that of the validation text")
-    add("--sample-length", "characters to generate", type=positive(int), metavar="N", default=400)
-    add("--temperature", "1: as predicted; less: safer", type=positive(float), default=0.7)
+    add("--sample-length", "characters to generate", type=positive_int, metavar="N", default=400)
+    add("--temperature", "1: as predicted; less: safer", type=positive_float, default=0.7)
     add("--skip-compare", "only train, and print a sample", action="store_true")
     return parser
-
-
-def config_of(corpus: Corpus, args: argparse.Namespace) -> dict[str, Any]:
-    return {"text": corpus.digest} | {name: getattr(args, name) for name in CONFIG}
-
-
-def new_model(corpus: Corpus, args: argparse.Namespace, rnn: str = "LLTM") -> CharLM:
-    model = CharLM(len(corpus.vocabulary), args.embedding_size, args.hidden_size, rnn)
-    return model.to(args.device)
 
 
 def prepare(args: argparse.Namespace) -> tuple[Training, Corpus]:
     corpus = Corpus.of(read_text(args.text), args.batch_size, args.length, args.device)
     encode(args.prompt or "", corpus.vocabulary)
+    make_output(args.output)
+    checkpoint = args.output / CHECKPOINT
+    check_resume(args, checkpoint.exists())
     torch.manual_seed(args.seed)
     training = Training.of(
         new_model(corpus, args), config_of(corpus, args), corpus.vocabulary, args
     )
     if args.resume:
-        training.load(args.output / "checkpoint.pt", args.device)
-    try:
-        args.output.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=args.output).close()
-    except OSError as error:
-        raise UsageError(f"cannot write to --output {args.output}: {error.strerror}") from error
+        load(training, checkpoint, args.device)
     return training, corpus
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = command_line()
-    args = parser.parse_args(argv)
-    torch.set_num_threads(args.threads)
-    try:
-        training, corpus = prepare(args)
-    except UsageError as error:
-        parser.error(str(error))
+def run(args: argparse.Namespace) -> int:
+    training, corpus = prepare(args)
     print(
         f"{corpus.batches.numel():,} characters, {len(corpus.vocabulary)} different ones; "
         f"{sum(p.numel() for p in training.model.parameters()):,} parameters; {args.device}; "
@@ -555,6 +397,16 @@ def main(argv: list[str] | None = None) -> int:
     model.train()
     compare_layers(training, corpus, args)
     return 0 if agree else 1
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = command_line()
+    args = parser.parse_args(argv)
+    torch.set_num_threads(args.threads)
+    try:
+        return run(args)
+    except UsageError as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -26,19 +26,27 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from char_lm import (
+from language_model import (
     CharLM,
     Corpus,
     Training,
     UsageError,
     add_option,
+    check_resume,
     config_of,
+    loading,
     loss_of,
+    make_output,
     new_model,
-    positive,
+    or_usage_error,
+    positive_int,
+    put_in_place,
     read_text,
+    same_kind,
     training_options,
+    write,
 )
+from safe_checkpoint import SafeReader
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -116,24 +124,51 @@ def save(training: Training, folder: Path) -> None:
     checkpoint = folder / f"step_{len(training.bits):08}"
     partial = checkpoint.with_suffix(".partial")
     model, optimizer = get_state_dict(training.model, training.optimizer)
-    first = dist.get_rank() == 0
-    if first:
-        for cut_short in folder.glob("step_*.partial"):
-            shutil.rmtree(cut_short)
-    dist.barrier()
-    dcp.save({"model": model, "optimizer": optimizer}, checkpoint_id=partial)
-    if first:
-        rest = {
-            "config": training.config,
-            "scheduler": training.scheduler.state_dict(),
-            "bits": training.bits,
-        }
-        (partial / "training.json").write_text(json.dumps(rest))
+    rest = {
+        "config": training.config,
+        "scheduler": training.scheduler.state_dict(),
+        "bits": training.bits,
+    }
+
+    def begin() -> None:
+        remove(folder.glob("step_*.partial"))
+        partial.mkdir()
+        write(partial / "training.json", json.dumps(rest).encode())
+
+    def finish() -> None:
         older = list(folder.glob(STEP_FOLDER))
-        partial.rename(checkpoint)
-        for folder_before in older:
-            shutil.rmtree(folder_before)
-    dist.barrier()
+        put_in_place(partial, checkpoint)
+        remove(older)
+
+    try:
+        with or_usage_error(f"cannot write to --output {folder}", OSError, dcp.CheckpointException):
+            in_first_process(begin)
+            # Only tensors, for anything else would be pickled; of Adam's options, only the learning
+            # rate changes, and the scheduler knows it.
+            tensors = {"model": model, "optimizer": {"state": optimizer["state"]}}
+            dcp.save(tensors, checkpoint_id=partial)
+            in_first_process(finish)
+    except UsageError:
+        in_first_process(functools.partial(shutil.rmtree, partial, ignore_errors=True))
+        raise
+
+
+def remove(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        shutil.rmtree(folder)
+
+
+def in_first_process(act: Callable[[], None]) -> None:
+    """The others wait, and fail if that one does."""
+    failure: list[Exception | None] = [None]
+    if dist.get_rank() == 0:
+        try:
+            act()
+        except (OSError, UsageError) as error:
+            failure = [error]
+    dist.broadcast_object_list(failure)
+    if failure[0]:
+        raise failure[0]
 
 
 def latest(folder: Path) -> Path | None:
@@ -145,33 +180,39 @@ def latest(folder: Path) -> Path | None:
 
 def load(training: Training, checkpoint: Path) -> None:
     """Of any number of processes and either strategy, but of the same training."""
-    rest = json.loads((checkpoint / "training.json").read_text())
-    training.check_config(checkpoint, rest["config"])
-    model, optimizer = get_state_dict(training.model, training.optimizer)
-    dcp.load({"model": model, "optimizer": optimizer}, checkpoint_id=checkpoint)
-    set_state_dict(
-        training.model,
-        training.optimizer,
-        model_state_dict=model,
-        optim_state_dict=optimizer,
-    )
-    training.scheduler.load_state_dict(rest["scheduler"])
-    training.bits = rest["bits"]
+    with loading(checkpoint, dcp.CheckpointException):
+        rest = json.loads((checkpoint / "training.json").read_text())
+        training.check_config(checkpoint, rest["config"])
+        scheduler = training.scheduler.state_dict()
+        bits = [0.0] * len(rest["bits"])
+        if not same_kind(rest, rest | {"scheduler": scheduler, "bits": bits}):
+            raise TypeError("training.json is not what this program saves")
+        model, optimizer = get_state_dict(training.model, training.optimizer)
+        tensors = {"model": model, "optimizer": {"state": optimizer["state"]}}
+        dcp.load(tensors, storage_reader=SafeReader(checkpoint))
+        set_state_dict(
+            training.model,
+            training.optimizer,
+            model_state_dict=model,
+            optim_state_dict=optimizer,
+        )
+        training.scheduler.load_state_dict(rest["scheduler"])
+        for group, rate in zip(
+            training.optimizer.param_groups, training.scheduler.get_last_lr(), strict=True
+        ):
+            group["lr"] = rate
+        training.bits = rest["bits"]
 
 
 def begin(training: Training, args: argparse.Namespace) -> None:
     """From the latest checkpoint, if there is one and it is wanted."""
     restarted = int(os.environ["TORCHELASTIC_RESTART_COUNT"]) > 0  # by torchrun --max-restarts
     checkpoint = latest(args.output)
-    if args.resume and checkpoint is None:
-        raise UsageError(f"--resume: there is no checkpoint in {args.output}")
-    if checkpoint and (args.resume or restarted):
+    if not restarted:
+        check_resume(args, checkpoint is not None)
+    if checkpoint:
         load(training, checkpoint)
         report(f"continues after step {len(training.bits)}")
-    elif checkpoint:
-        raise UsageError(
-            f"there is a checkpoint in {args.output} already: expected --resume or another --output"
-        )
 
 
 def train(training: Training, corpus: Corpus, args: argparse.Namespace) -> list[float]:
@@ -207,10 +248,10 @@ def command_line() -> argparse.ArgumentParser:
     devices = ("cuda", "cpu") if torch.cuda.is_available() else ("cpu",)
     add("--strategy", "how processes share the work", choices=("ddp", "fsdp"), default="ddp")
     add("--bf16", "compute in bfloat16, with parameters in float32", action="store_true")
-    add("--accumulate", "micro-batches per step", type=positive(int), metavar="N", default=1)
-    add("--save-every", "steps", type=positive(int), metavar="N", default=200)
+    add("--accumulate", "micro-batches per step", type=positive_int, metavar="N", default=1)
+    add("--save-every", "steps", type=positive_int, metavar="N", default=200)
     add("--device", "cuda: one GPU for each process", choices=devices, default=devices[0])
-    add("--timeout", "seconds to wait for a process", type=positive(int), metavar="N", default=300)
+    add("--timeout", "seconds to wait for a process", type=positive_int, metavar="N", default=300)
     return parser
 
 
@@ -225,10 +266,7 @@ def prepare(args: argparse.Namespace) -> tuple[Training, Corpus]:
     torch.manual_seed(args.seed)
     model = parallel(new_model(corpus, args), args)
     training = Training.of(model, config_of(corpus, args), corpus.vocabulary, args)
-    try:
-        args.output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot write to --output {args.output}: {error.strerror}") from error
+    make_output(args.output)
     begin(training, args)
     return training, corpus
 

@@ -1,8 +1,10 @@
 """The examples run as a user runs them, with settings so small that they learn next to nothing."""
 
+import errno
 import importlib.util
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -59,14 +61,15 @@ def trained(tmp_path_factory):
 
 
 @pytest.fixture
-def char_lm():
+def char_lm(monkeypatch):
     threads = torch.get_num_threads()
-    yield imported()
+    yield imported(monkeypatch)
     torch.set_num_threads(threads)
 
 
-def imported():
+def imported(monkeypatch):
     """The example as a module, for what needs no process of its own."""
+    monkeypatch.syspath_prepend(str(CHAR_LM.parent))
     spec = importlib.util.spec_from_file_location("char_lm", CHAR_LM)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -145,12 +148,25 @@ def test_char_lm_resumes_after_ctrl_c_as_if_it_had_not_stopped(tmp_path):
         ("--text binary", "cannot read --text binary: 'utf-8' codec can't decode"),
         ("--text empty", "the text is too short: expected at least 170 characters for "),
         ("--text short", "--batch-size 4 and --length 16, but got 169"),
-        ("--resume", "--resume: there is no checkpoint runs/char_lm/checkpoint.pt"),
-        ("--resume --output broken", "broken/checkpoint.pt is not a checkpoint of this program"),
+        ("--resume", "--resume: there is no checkpoint in runs/char_lm"),
+        ("--output broken", "in broken already: expected --resume or another --output"),
+        ("--resume --output broken", "broken/checkpoint.pt is not a complete checkpoint of this"),
+        ("--resume --output folder", "complete checkpoint of this program: Is a directory"),
         ("--output short", "cannot write to --output short: File exists"),
+        ("--output /proc", "cannot write to --output /proc: "),
         ("--prompt \N{SNOWMAN}", "--prompt has characters that the text has not: '\N{SNOWMAN}'"),
-        ("--steps 0", "argument --steps: expected a positive int, but got 0"),
-        ("--temperature nan", "argument --temperature: expected a positive float, but got nan"),
+        ("--steps 0", "--steps: expected a whole number from 1 to 99999999, but got 0"),
+        ("--steps 1.5", "--steps: expected a whole number from 1 to 99999999, but got 1.5"),
+        ("--batch-size -3", "--batch-size: expected a whole number from 1 to 99999999, but got -3"),
+        ("--length 99999999", "the text is too short: expected at least 1,000,000,000 characters"),
+        ("--hidden-size 1000000", "expected a whole number from 1 to 65536, but got 1000000"),
+        ("--threads 100000", "argument --threads: expected a whole number from 1 to 1024, but got"),
+        ("--seed -1", "--seed: expected a whole number from 0 to 9223372036854775807, but got -1"),
+        ("--seed 1" + 40 * "0", "to 9223372036854775807, but got 1" + 40 * "0"),
+        ("--temperature nan", "--temperature: expected a number from 1e-30 to 1e+30, but got nan"),
+        ("--temperature 1e-320", "expected a number from 1e-30 to 1e+30, but got 1e-320"),
+        ("--learning-rate inf", "expected a number from 1e-30 to 1e+30, but got inf"),
+        ("--learning-rate 1e300", "expected a number from 1e-30 to 1e+30, but got 1e300"),
         ("--device abacus", "argument --device: abacus cannot be used: "),
         ("--device meta", "argument --device: meta cannot be used: "),
     ],
@@ -161,6 +177,7 @@ def test_char_lm_rejects(char_lm, options, message, tmp_path, monkeypatch, capsy
     (tmp_path / "short").write_text("a" * 169)
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "checkpoint.pt").write_bytes(b"no checkpoint")
+    (tmp_path / "folder" / "checkpoint.pt").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert message in rejection(char_lm, options.split(), capsys)
 
@@ -190,19 +207,129 @@ def test_char_lm_resumes_only_its_own_configuration(char_lm, trained, options, m
     assert message in rejection(char_lm, [*same, *options], capsys)
 
 
-def test_char_lm_keeps_the_checkpoint_when_saving_fails(char_lm, trained, monkeypatch):
+def without(what):
+    def damage(saved):
+        del saved[what]
+
+    return damage
+
+
+def with_item(value, *path):
+    """Puts the value where the path leads in a checkpoint."""
+
+    def damage(saved):
+        for key in path[:-1]:
+            saved = saved[key]
+        saved[path[-1]] = value
+
+    return damage
+
+
+STATE = ("optimizer", "state", 0)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *map(without, ("model", "optimizer", "scheduler", "config", "bits", "validation_bits")),
+        with_item(None, "model"),
+        with_item(torch.zeros(1), "model", "head.weight"),
+        with_item("zeros", "model", "head.bias"),
+        with_item({}, "optimizer", "state"),
+        with_item(torch.zeros(3), *STATE, "exp_avg"),
+        with_item({"step": torch.tensor(1.0)}, *STATE),
+        with_item("0.1", "optimizer", "param_groups", 0, "lr"),
+        with_item([], "optimizer", "param_groups"),
+        with_item("40", "scheduler", "last_epoch"),
+        with_item([], "scheduler", "base_lrs"),
+        with_item(40, "bits"),
+        with_item(["4.0"], "bits"),
+        with_item([4.0], "validation_bits"),
+        with_item([], "config"),
+    ],
+)
+def test_char_lm_resumes_only_what_it_saves(char_lm, trained, damage, tmp_path, capsys):
+    output, _ = trained
+    saved = torch.load(output / "checkpoint.pt", weights_only=True)
+    damage(saved)
+    torch.save(saved, tmp_path / "checkpoint.pt")
+    options = ["--steps=40", "--learning-rate=0.1", "--resume", "--output", str(tmp_path)]
+    expected = f"--resume: {tmp_path}/checkpoint.pt is not a complete checkpoint of this program\n"
+    assert rejection(char_lm, options, capsys) == expected
+
+
+def test_char_lm_resumes_no_truncated_checkpoint(char_lm, trained, tmp_path, capsys):
+    output, _ = trained
+    whole = (output / "checkpoint.pt").read_bytes()
+    (tmp_path / "checkpoint.pt").write_bytes(whole[: len(whole) // 2])
+    options = ["--steps=40", "--learning-rate=0.1", "--resume", "--output", str(tmp_path)]
+    assert "is not a complete checkpoint of this program" in rejection(char_lm, options, capsys)
+
+
+def test_char_lm_begins_over_no_checkpoint(char_lm, trained, capsys):
+    output, _ = trained
+    before = (output / "checkpoint.pt").read_bytes()
+    sentence = rejection(char_lm, ["--output", str(output)], capsys)
+    assert sentence == (
+        f"there is a checkpoint in {output} already: expected --resume or another --output\n"
+    )
+    assert (output / "checkpoint.pt").read_bytes() == before
+
+
+@pytest.fixture
+def full_disk():
+    """Files that cannot grow stand for it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_char_lm_leaves_nothing_behind_on_a_full_disk(char_lm, full_disk, tmp_path, capsys):
+    with pytest.raises(SystemExit) as exit:
+        char_lm.main([*TINY, f"--text={CHAR_LM}", "--steps=2", f"--output={tmp_path}"])
+    assert exit.value.code == 2
+    expected = f"error: cannot write {tmp_path}/checkpoint.pt: File too large\n"
+    assert capsys.readouterr().err.endswith(expected)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_char_lm_keeps_the_checkpoint_when_saving_fails(char_lm, trained, monkeypatch, capsys):
     output, _ = trained
     before = (output / "checkpoint.pt").read_bytes()
 
-    def save_half(_, path):
-        path.write_bytes(before[: len(before) // 2])
-        raise OSError("No space left on device")
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(torch, "save", save_half)
+    monkeypatch.setattr(os, "fsync", fail)
     options = ["--steps=40", "--learning-rate=0.1", "--resume", "--output", str(output)]
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(SystemExit):
         char_lm.main([*TINY, *options])
+    assert f"cannot write {output}/checkpoint.pt: No space left" in capsys.readouterr().err
     assert (output / "checkpoint.pt").read_bytes() == before
+    assert sorted(path.name for path in output.iterdir()) == ["checkpoint.pt", "loss.png"]
+
+
+def test_char_lm_syncs_before_it_renames(char_lm, tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(
+        os, "fsync", lambda file: synced.append(os.readlink(f"/proc/self/fd/{file}"))
+    )
+    (tmp_path / "file").write_bytes(b"before")
+    monkeypatch.setattr(Path, "replace", lambda *paths: synced.append(paths))
+    char_lm.write(tmp_path / "file", b"after")
+    new, old = tmp_path / "file.tmp", tmp_path / "file"
+    assert synced == [str(new), (new, old), str(tmp_path)]
+    assert new.read_bytes() == b"after"
+
+
+def test_char_lm_names_a_model_that_does_not_fit(char_lm, tmp_path, monkeypatch, capsys):
+    def fail(*_):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(sys.modules["language_model"].CharLM, "__init__", fail)
+    expected = "there is no memory for a model with --embedding-size 8 and --hidden-size 16"
+    assert expected in rejection(char_lm, ["--output", str(tmp_path)], capsys)
 
 
 def test_char_lm_stops_when_the_loss_is_not_finite(char_lm, tmp_path):
@@ -214,4 +341,4 @@ def test_char_lm_stops_when_the_loss_is_not_finite(char_lm, tmp_path):
 def test_char_lm_names_a_missing_package(missing, monkeypatch):
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(SystemExit, match=rf"{missing} is missing: pip install lltm_ops\[demo\]"):
-        imported()
+        imported(monkeypatch)

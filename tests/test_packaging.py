@@ -112,20 +112,28 @@ def test_a_library_loaded_by_hand_is_not_loaded_twice():
     assert run(code) == (0, "once\n")
 
 
+def dry_run_of_demo(*arguments, **environment):
+    command = ["make", "--dry-run", "demo", *arguments]
+    # Under `make test VENV=... PYTHON=...`, these would hand down the choices of that call.
+    handed_down = {"MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "VENV", "PYTHON"}
+    inherited = {k: v for k, v in os.environ.items() if k not in handed_down}
+    return subprocess.run(
+        command, cwd=ROOT, env=inherited | environment, capture_output=True, text=True
+    ).stdout
+
+
 def test_make_ignores_a_python_from_the_environment():
     """It means something else there: only `make PYTHON=...` chooses an environment."""
+    assert ".venv/bin/python examples/char_lm.py" in dry_run_of_demo(PYTHON="another")
+    assert "another examples/char_lm.py" in dry_run_of_demo("PYTHON=another")
 
-    def dry_run(*arguments, **environment):
-        command = ["make", "--dry-run", "demo", *arguments]
-        # Under `make test VENV=... PYTHON=...`, these would hand down the choices of that call.
-        handed_down = {"MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "VENV", "PYTHON"}
-        inherited = {k: v for k, v in os.environ.items() if k not in handed_down}
-        return subprocess.run(
-            command, cwd=ROOT, env=inherited | environment, capture_output=True, text=True
-        ).stdout
 
-    assert ".venv/bin/python examples/char_lm.py" in dry_run(PYTHON="another")
-    assert "another examples/char_lm.py" in dry_run("PYTHON=another")
+def test_make_demo_runs_twice():
+    """It replaces what it left before, but for a training that goes on."""
+    assert "rm -rf runs/demo\n" in dry_run_of_demo()
+    assert "char_lm.py --output=runs/demo --seed=1\n" in dry_run_of_demo("DEMO_ARGS=--seed=1")
+    assert "rm -rf runs/demo" not in dry_run_of_demo("DEMO_ARGS=--threads 2 --resume")
+    assert "rm -rf runs/demo" not in dry_run_of_demo("DEMO_ARGS=--help")
 
 
 def test_without_library(package_without_library):
