@@ -337,7 +337,7 @@ def usable_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         lltm_ops.LLTMCell(1, 1, device=device)(torch.zeros(1, 1, device=device))[0].item()
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, ImportError) as error:
         reason = str(error).splitlines()[0]
         raise argparse.ArgumentTypeError(f"{name} cannot be used: {reason}") from error
     return device

@@ -159,7 +159,7 @@ def remove(folders: Iterable[Path]) -> None:
 
 
 def in_first_process(act: Callable[[], None]) -> None:
-    """The others wait, and fail if that one does."""
+    """The others wait for it, and fail if it does."""
     failure: list[Exception | None] = [None]
     if dist.get_rank() == 0:
         try:

@@ -169,6 +169,7 @@ def test_char_lm_resumes_after_ctrl_c_as_if_it_had_not_stopped(tmp_path):
         ("--learning-rate 1e300", "expected a number from 1e-30 to 1e+30, but got 1e300"),
         ("--device abacus", "argument --device: abacus cannot be used: "),
         ("--device meta", "argument --device: meta cannot be used: "),
+        ("--device privateuseone", "argument --device: privateuseone cannot be used: "),
     ],
 )
 def test_char_lm_rejects(char_lm, options, message, tmp_path, monkeypatch, capsys):
