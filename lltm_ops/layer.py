@@ -6,11 +6,12 @@ import copy
 import inspect
 import math
 import warnings
-from typing import Any, List, Optional, Tuple
+from typing import Any, List, Optional, Tuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import PackedSequence
 
 
@@ -235,8 +236,27 @@ class LLTM(nn.Module):
 
     def __prepare_scriptable__(self) -> LLTM:
         # TorchScript reads parameters by names that stand in its source, or from a list.
-        module = copy.copy(self)
-        module._flat_parameters = self._parameters_in_order()  # type: ignore[assignment]
+        module = self._without_parametrizations()
+        module._flat_parameters = module._parameters_in_order()  # type: ignore[assignment]
+        return module
+
+    def _without_parametrizations(self) -> LLTM:
+        """A copy that shares its parameters, except those that are parametrized.
+
+        TorchScript cannot compile parametrizations, so these have their values in evaluation.
+        """
+        module = type(self).__new__(type(self))  # copy.copy refuses what is parametrized
+        vars(module).update(vars(self))
+        if not parametrize.is_parametrized(self):
+            return module
+        module.__class__ = type(self).__bases__[0]
+        module._modules = dict(self._modules)
+        module._parameters = dict(self._parameters)
+        parametrizations = cast(nn.ModuleDict, module._modules.pop("parametrizations"))
+        for name, parametrization in parametrizations.items():
+            # A copy: spectral_norm changes buffers unless it evaluates.
+            value = copy.deepcopy(parametrization).eval()().detach()
+            module.register_parameter(name, nn.Parameter(value))
         return module
 
     @torch.jit.unused

@@ -13,7 +13,7 @@ import torch
 from common import TOLERANCES, each_device, each_dtype, sequence_reference
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch.nn.utils import parametrize, prune
+from torch.nn.utils import parametrizations, parametrize, prune
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
 
 import lltm_ops
@@ -590,6 +590,35 @@ def test_scripted_saved_loaded_and_trained(options, return_cells):
         module(input)[0].square().sum().backward()
         optimizer.step()
     assert_close(loaded.state_dict().values(), layer.state_dict().values())
+
+
+PARAMETRIZATIONS = {
+    "weight_norm": parametrizations.weight_norm,
+    "spectral_norm": parametrizations.spectral_norm,
+    "registered": lambda module, name: parametrize.register_parametrization(
+        module, name, Times(2.0)
+    ),
+}
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="TorchScript ends with Python 3.13")
+@pytest.mark.parametrize("how", PARAMETRIZATIONS)
+def test_scripted_with_the_value_of_a_parametrized_parameter(how):
+    layer = lltm_ops.LLTM(5, 6, num_layers=2)
+    names = set(layer.state_dict())
+    PARAMETRIZATIONS[how](layer, "weights_l0")
+    before = copy.deepcopy(layer.state_dict()), set(vars(layer)), type(layer)
+    compiled = scripted(nn.Sequential(layer))[0]
+    assert_close(layer.state_dict().values(), before[0].values(), rtol=0, atol=0)
+    assert (set(vars(layer)), type(layer)) == before[1:]
+    assert parametrize.is_parametrized(layer, "weights_l0")
+    assert set(compiled.state_dict()) == names
+    layer.eval()  # in training, each call of spectral_norm changes the weights
+    input = torch.randn(7, 4, 5)
+    assert_close(compiled(input), layer(input), rtol=0, atol=0)
+    compiled(input)[0].sum().backward()
+    assert all(parameter.grad is not None for parameter in compiled.parameters())
+    assert all(parameter.grad is None for parameter in layer.parametrizations.parameters())
 
 
 @each_device
