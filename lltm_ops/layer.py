@@ -344,7 +344,7 @@ class LLTM(nn.Module):
                 )  # fmt: skip
                 outputs.append(output)
                 all_cells.append(cells)
-                if batch_sizes is not None and output.size(0) > 0 and last_rows is None:
+                if batch_sizes is not None and last_rows is None:
                     last_rows = _last_rows(batch_sizes, h_0.size(1)).to(input.device)
                 last_h.append(_last_state(output, h_0[i], last_rows, reverse))
                 last_c.append(_last_state(cells, c_0[i], last_rows, reverse))
@@ -358,7 +358,7 @@ class LLTM(nn.Module):
         mask = input.new_ones([batch, input.size(-1)])
         mask = F.dropout(mask, self.dropout, self.training)
         if batch_sizes is not None:
-            mask = mask.index_select(0, _row_of_batch(batch_sizes).to(mask.device))
+            mask = mask.index_select(0, _row_of_batch(batch_sizes, input.size(0)).to(mask.device))
         return input * mask
 
     def _run_direction(
@@ -467,6 +467,8 @@ def _last_state(
     states: Tensor, initial: Tensor, last_rows: Optional[Tensor], reverse: bool
 ) -> Tensor:
     """After the step that runs last: of each packed sequence its own last one."""
+    if torch.compiler.is_compiling():
+        return _traced_last_state(states, initial, last_rows, reverse)
     if states.size(0) == 0:
         return initial.to(states.dtype)  # under autocast the initial state has another
     if last_rows is not None:
@@ -474,33 +476,62 @@ def _last_state(
     return states[0] if reverse else states[-1]
 
 
+def _traced_last_state(
+    states: Tensor, initial: Tensor, last_rows: Optional[Tensor], reverse: bool
+) -> Tensor:
+    """The same for any number of rows, none included, without a condition on it.
+
+    torch.export decides conditions on sizes as for 2 or more, and lets programs run with fewer.
+    """
+    # Crops rows to the first or the last one, and pads where there are none.
+    added = 1 - states.size(0)
+    one_row = [0, added] if reverse else [added, 0]
+    ran = F.pad(states.new_ones([states.size(0)], dtype=torch.bool), one_row)
+    if last_rows is None:
+        last = F.pad(states, [0, 0, 0, 0] + one_row)[0]
+    else:
+        padded = F.pad(states, [0, 0, 0, initial.size(0)])
+        last = padded[: initial.size(0)] if reverse else padded.index_select(0, last_rows)
+    return torch.where(ran, last, initial.to(states.dtype))
+
+
 def _last_rows(batch_sizes: Tensor, batch: int) -> Tensor:
-    """Where the last step of each packed sequence lies."""
-    sequences = torch.arange(batch, device=batch_sizes.device)
-    lengths = (batch_sizes.unsqueeze(1) > sequences).sum(0)
-    starts = batch_sizes.cumsum(0) - batch_sizes
-    return starts[lengths - 1] + sequences
+    """Where the last step of each packed sequence lies; of no steps, any rows."""
+    sequences = _range(batch_sizes, batch)
+    steps = (batch_sizes.unsqueeze(1) > sequences).sum(0)
+    starts = F.pad(batch_sizes.cumsum(0) - batch_sizes, [1, 0])
+    return starts.index_select(0, steps) + sequences
 
 
 def _resets_of_reverse(resets: Tensor, batch_sizes: Optional[Tensor]) -> Tensor:
     """An episode that begins at a step ends, and backwards begins, at the one before it."""
-    if resets.size(0) == 0:
-        return resets
     if batch_sizes is None:
-        return torch.cat([resets[1:], torch.zeros_like(resets[:1])])
-    next_rows = torch.arange(resets.size(0), device=batch_sizes.device)
-    next_rows = next_rows + batch_sizes.repeat_interleave(batch_sizes)
-    next_sizes = F.pad(batch_sizes[1:], [0, 1]).repeat_interleave(batch_sizes)
-    goes_on = _row_of_batch(batch_sizes) < next_sizes
-    shifted = resets.index_select(0, next_rows.clamp(max=resets.size(0) - 1).to(resets.device))
-    return shifted & goes_on.to(resets.device)
+        return F.pad(resets, [0, 0, 0, 1])[1:]
+    rows = resets.size(0)
+    ends = batch_sizes.cumsum(0)
+    steps = _step_of_row(ends, rows)
+    next_rows = _range(ends, rows) + batch_sizes.index_select(0, steps)
+    ends_of_next = F.pad(ends, [0, 1]).index_select(0, steps + 1)
+    # Where a sequence does not go on, the one row more, which is not reset.
+    next_rows = next_rows.masked_fill(next_rows >= ends_of_next, rows)
+    return F.pad(resets, [0, 1]).index_select(0, next_rows.to(resets.device))
 
 
-def _row_of_batch(batch_sizes: Tensor) -> Tensor:
+def _row_of_batch(batch_sizes: Tensor, rows: int) -> Tensor:
     """Which sequence each row of packed data belongs to."""
-    starts = batch_sizes.cumsum(0) - batch_sizes
-    starts = starts.repeat_interleave(batch_sizes)
-    return torch.arange(starts.size(0), device=batch_sizes.device) - starts
+    ends = batch_sizes.cumsum(0)
+    starts = (ends - batch_sizes).index_select(0, _step_of_row(ends, rows))
+    return _range(ends, rows) - starts
+
+
+def _step_of_row(ends: Tensor, rows: int) -> Tensor:
+    """Which step each row of packed data belongs to, from where the steps end."""
+    return torch.bucketize(_range(ends, rows), ends, right=True)
+
+
+def _range(like: Tensor, end: int) -> Tensor:
+    """As torch.arange, but of the kind of another tensor: a DTensor takes no plain ones."""
+    return like.new_ones([end]).cumsum(0) - 1
 
 
 def _layer_norm_cell(

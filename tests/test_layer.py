@@ -5,6 +5,7 @@ import copy
 import io
 import itertools
 import pickle
+import subprocess
 import sys
 import warnings
 
@@ -672,33 +673,170 @@ def test_compiled_with_packed_sequences_and_no_state():
     assert_close((ours.data, last), (layer(packed)[0].data, layer(packed)[1]))
 
 
-def exported(layer):
-    time, batch = torch.export.Dim("time"), torch.export.Dim("batch")
-    shapes = ({0: time, 1: batch}, ({1: batch}, {1: batch}))
-    arguments = (torch.randn(7, 3, 5), state_of(layer, 3))
-    return torch.export.export(layer, arguments, dynamic_shapes=shapes)
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize(
+    ("options", "with_resets"),
+    [
+        ({"bidirectional": True}, True),
+        ({"num_layers": 2, "dropout": 0.5, "variational_dropout": True}, False),
+    ],
+    ids=str,
+)
+def test_compiled_by_default_with_one_graph_for_packed_sequences(
+    options, with_resets, requires_grad
+):
+    torch._dynamo.reset()
+    layer = lltm_ops.LLTM(5, 6, **options)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(layer, backend=counter)
+    for lengths in ([7, 4, 2], [9, 3, 3, 1], [5, 5], [12, 11, 3, 2, 2, 1], [2, 2], [8, 6, 1]):
+        packed = pack_sequence([torch.randn(length, 5) for length in lengths])
+        resets = torch.rand(sum(lengths)) < 0.3 if with_resets else None
+        results = []
+        for module in (compiled, layer):
+            torch.manual_seed(0)
+            with torch.set_grad_enabled(requires_grad):
+                output, last = module(packed, state_of(layer, len(lengths)), resets)
+            results.append((output.data, last))
+        assert_close(*results)
+    assert counter.frame_count == 2  # the first is of the sizes of the first call only
 
 
-@pytest.mark.parametrize("options", STRUCTURES[:4], ids=str)
-def test_exported_with_dynamic_time_and_batch(options, tmp_path):
+# Of fewer than 2, torch.compile makes graphs of their own, and torch.export does not.
+FEW_AND_MANY = [(0, 0), (0, 3), (1, 1), (1, 4), (2, 0), (2, 1), (2, 3), (30, 17)]
+each_form = pytest.mark.parametrize("form", ["padded", "packed"])
+each_with_resets = pytest.mark.parametrize("with_resets", [False, True])
+
+
+def call_of(layer, form, with_resets, time, batch):
+    """Arguments of the layer; packed, sequences end at each other step."""
+    sizes = [min(batch, max(1, batch - step // 2)) for step in range(time)]
+    rows = (time, batch) if form == "padded" else (sum(sizes),)
+    return (
+        torch.randn(*rows, 5),
+        state_of(layer, batch),
+        torch.rand(rows) < 0.3 if with_resets else None,
+        None if form == "padded" else torch.tensor(sizes, dtype=torch.long),
+    )
+
+
+def assert_holds_for_few_and_many(function, layer, form, with_resets):
+    for time, batch in FEW_AND_MANY:
+        arguments = call_of(layer, form, with_resets, time, batch)
+        assert_close(function(*arguments), layer(*arguments))
+
+
+@each_form
+def test_compiled_for_few_steps_and_many(form):
+    torch._dynamo.reset()
+    layer = lltm_ops.LLTM(5, 6, bidirectional=True)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True, dynamic=True)
+    assert_holds_for_few_and_many(compiled, layer, form, True)
+
+
+@pytest.mark.parametrize(("backend", "with_resets"), [("aot_eager", False), ("inductor", True)])
+def test_compiled_with_one_graph_for_unbacked_time(backend, with_resets):
+    torch._dynamo.reset()
+    layer = lltm_ops.LLTM(5, 6, bidirectional=True)
+    counter = CompileCounterWithBackend(backend)
+    compiled = torch.compile(layer, backend=counter, fullgraph=True)
+    for time in (7, 0, 1, 2):
+        input, hx, resets, _ = call_of(layer, "padded", with_resets, time, 3)
+        for tensor in (input, resets):
+            if tensor is not None:
+                torch._dynamo.decorators.mark_unbacked(tensor, 0)
+        found = []
+        for module in (compiled, layer):
+            layer.zero_grad()
+            output, (h_n, _) = module(input, hx, resets)
+            (output.square().sum() + h_n.sum()).backward()
+            found.append((output, h_n, *(parameter.grad for parameter in layer.parameters())))
+        assert_close(*found)
+    assert counter.frame_count == 1
+
+
+class OfKept(nn.Module):
+    """The layer, of those steps that a mask keeps: their number is known only when it runs."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, input, resets, kept):
+        return self.layer(input[kept], None, resets[kept])
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_exported_with_unbacked_time(strict):
+    model = OfKept(lltm_ops.LLTM(5, 6, bidirectional=True))
+    input, resets = torch.randn(7, 3, 5), torch.rand(7, 3) < 0.3
+    arguments = input, resets, torch.arange(7) < 4
+    loaded = torch.export.export(model, arguments, strict=strict).module()
+    for count in (0, 1, 2, 7):
+        arguments = input, resets, torch.arange(7) < count
+        assert_close(loaded(*arguments), model(*arguments))
+
+
+def exported(layer, form, with_resets, dimension=torch.export.Dim, strict=False):
+    batch = {1: dimension("batch")}
+    first = {0: dimension("time" if form == "padded" else "rows")}
+    rows = {**first, **(batch if form == "padded" else {})}
+    shapes = (
+        rows,
+        (batch, batch),
+        rows if with_resets else None,
+        None if form == "padded" else {0: dimension("time")},
+    )
+    arguments = call_of(layer, form, with_resets, 7, 3)
+    return torch.export.export(layer, arguments, dynamic_shapes=shapes, strict=strict)
+
+
+@each_form
+@each_with_resets
+@pytest.mark.parametrize("options", [STRUCTURES[0], STRUCTURES[3]], ids=str)
+def test_exported_for_few_steps_and_many(options, with_resets, form, tmp_path):
     layer = lltm_ops.LLTM(5, 6, return_cells=True, **options)
-    torch.export.save(exported(layer), tmp_path / "layer.pt2")
+    torch.export.save(exported(layer, form, with_resets), tmp_path / "layer.pt2")
     loaded = torch.export.load(tmp_path / "layer.pt2").module()
-    for time, batch in ((2, 3), (30, 17), (1, 1)):
-        arguments = (torch.randn(time, batch, 5), state_of(layer, batch))
-        assert_close(loaded(*arguments), layer(*arguments))
+    assert_holds_for_few_and_many(loaded, layer, form, with_resets)
 
 
-def test_aot_inductor_package(tmp_path):
+@each_form
+@pytest.mark.parametrize(
+    "how",
+    [{"strict": True}, {"dimension": lambda name: torch.export.Dim.DYNAMIC}],
+    ids=["strict", "inferred dimensions"],
+)
+def test_exported_in_other_ways_for_few_steps_and_many(how, form):
     layer = lltm_ops.LLTM(5, 6, num_layers=2, bidirectional=True)
+    loaded = exported(layer, form, True, **how).module()
+    assert_holds_for_few_and_many(loaded, layer, form, True)
+
+
+RUN_PACKAGE = """
+import sys, torch, lltm_ops
+package, calls, results = sys.argv[1:]
+loaded = torch._inductor.aoti_load_package(package)
+with torch.no_grad():
+    torch.save([loaded(*arguments) for arguments in torch.load(calls)], results)
+"""
+
+
+@each_form
+def test_aot_inductor_package_for_few_steps_and_many(form, tmp_path):
+    layer = lltm_ops.LLTM(5, 6, bidirectional=True)
+    calls = [call_of(layer, form, True, *sizes) for sizes in FEW_AND_MANY]
+    torch.save(calls, tmp_path / "calls.pt")
     with torch.no_grad():
-        path = torch._inductor.aoti_compile_and_package(
-            exported(layer), package_path=str(tmp_path / "layer.pt2")
+        package = torch._inductor.aoti_compile_and_package(
+            exported(layer, form, True), package_path=str(tmp_path / "layer.pt2")
         )
-        loaded = torch._inductor.aoti_load_package(path)
-        for time, batch in ((2, 3), (30, 17)):
-            arguments = (torch.randn(time, batch, 5), state_of(layer, batch))
-            assert_close(loaded(*arguments), layer(*arguments))
+        expected = [layer(*arguments) for arguments in calls]
+    # In a process of its own: what reads beyond its rows crashes.
+    files = package, tmp_path / "calls.pt", tmp_path / "results.pt"
+    subprocess.run([sys.executable, "-c", RUN_PACKAGE, *map(str, files)], check=True, timeout=300)
+    for actual, exact in zip(torch.load(tmp_path / "results.pt"), expected, strict=True):
+        assert_close(actual, exact)
 
 
 def test_ensemble_of_layers():
