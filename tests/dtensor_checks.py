@@ -26,6 +26,7 @@ from torch.distributed.tensor import (
     distribute_module,
     distribute_tensor,
 )
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import lltm_ops
 
@@ -192,6 +193,25 @@ def layer(options):
         torch.testing.assert_close(result.full_tensor(), whole)
     expected.sum().backward()
     actual.sum().backward()
+    for parameter, whole in zip(ours.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad.full_tensor(), whole.grad)
+
+
+def layer_of_packed(options):
+    """Rows of packed sequences may lie anywhere; their results are replicated."""
+    torch.manual_seed(0)
+    plain = lltm_ops.LLTM(5, 6, **options, dtype=torch.float64)
+    ours = distribute_module(copy.deepcopy(plain), mesh())
+    packed = pack_sequence([torch.randn(n, 5, dtype=torch.float64) for n in (7, 4, 4, 1)])
+    resets = torch.rand(16) < 0.3
+    data, resets_of_data = (distribute_tensor(t, mesh(), [Shard(0)]) for t in (packed.data, resets))
+    batch_sizes = distribute_tensor(packed.batch_sizes, mesh(), [Replicate()])
+    expected, last = plain(packed, None, resets)
+    actual, state = ours(PackedSequence(data, batch_sizes), None, resets_of_data)
+    for result, whole in zip((actual.data, *state), (expected.data, *last), strict=True):
+        torch.testing.assert_close(result.full_tensor(), whole)
+    (expected.data.sum() + last[0].sum()).backward()
+    (actual.data.sum() + state[0].sum()).backward()
     for parameter, whole in zip(ours.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(parameter.grad.full_tensor(), whole.grad)
 

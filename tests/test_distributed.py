@@ -130,6 +130,16 @@ def test_layer(ranks, options):
     ranks.run(dtensor_checks.layer, options)
 
 
+@needs_results_that_are_none
+@pytest.mark.parametrize(
+    "options",
+    [{"bidirectional": True, "bias": False}, {"num_layers": 2, "variational_dropout": True}],
+    ids=str,
+)
+def test_layer_of_packed_sequences(ranks, options):
+    ranks.run(dtensor_checks.layer_of_packed, options)
+
+
 def test_mesh_of_two_dimensions(ranks):
     ranks.run(dtensor_checks.mesh_of_two_dimensions)
 
