@@ -287,11 +287,7 @@ class LLTM(nn.Module):
             packed_batch = hx[0].size(1) if hx[0].dim() == 3 else 0
             self._check_state(hx, [input.size(1) if batch_sizes is None else packed_batch])
             return hx
-        if batch_sizes is None:
-            batch = input.size(1)
-        else:
-            # The operator refuses what is negative.
-            batch = max(0, int(batch_sizes.flatten()[0])) if batch_sizes.numel() > 0 else 0
+        batch = input.size(1) if batch_sizes is None else _batch_of(batch_sizes, input)
         directions = 2 if self.bidirectional else 1
         zeros = input.new_zeros([self.num_layers * directions, batch, self.hidden_size])
         return zeros, zeros
@@ -461,6 +457,19 @@ class LLTM(nn.Module):
             if parameter.default not in (parameter.empty, getattr(self, name, parameter.default))
         ]
         return f"{self.input_size}, {self.hidden_size}{''.join(options)}"
+
+
+def _batch_of(batch_sizes: Tensor, input: Tensor) -> int:
+    """How many sequences are packed: never more than input has rows, whatever batch_sizes say.
+
+    What else is wrong with either, the operator refuses.
+    """
+    if batch_sizes.device.type == "meta":
+        raise RuntimeError("lltm_ops.LLTM: expected batch_sizes to be on the CPU, but got meta")
+    is_list_of_sizes = batch_sizes.dim() == 1 and batch_sizes.dtype == torch.int64
+    if not is_list_of_sizes or batch_sizes.size(0) == 0 or input.dim() != 2:
+        return 0
+    return int(batch_sizes[0].clamp(0, input.size(0)))
 
 
 def _last_state(
