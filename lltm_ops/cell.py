@@ -7,6 +7,9 @@ from typing import Any, Optional, Tuple  # noqa: UP035
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
+
+from lltm_ops._checks import check_flag, check_tensor, refuse_hx, size_as_int
 
 
 class LLTMCell(nn.Module):
@@ -34,7 +37,9 @@ class LLTMCell(nn.Module):
     A checkpoint of the tutorial's LLTM, whose bias may be ``[1, 3 * hidden_size]``, loads as it is.
 
     Raises:
-        RuntimeError: from the call, as :func:`lltm_ops.forward`.
+        TypeError: for sizes that are no integers, and for arguments of a call that are no tensors.
+        ValueError: from the constructor, for negative sizes.
+        RuntimeError: from the call, for tensors of other sizes, and as :func:`lltm_ops.forward`.
 
     Example::
 
@@ -52,12 +57,11 @@ class LLTMCell(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.input_size = input_size
-        self.hidden_size = hidden_size
-        rows = 3 * hidden_size
-        self.weights = nn.Parameter(
-            torch.empty(rows, hidden_size + input_size, device=device, dtype=dtype)
-        )
+        self.input_size = size_as_int("lltm_ops.LLTMCell", "input_size", input_size)
+        self.hidden_size = size_as_int("lltm_ops.LLTMCell", "hidden_size", hidden_size)
+        check_flag("lltm_ops.LLTMCell", "bias", bias)
+        rows, columns = 3 * self.hidden_size, self.hidden_size + self.input_size
+        self.weights = nn.Parameter(torch.empty(rows, columns, device=device, dtype=dtype))
         if bias:
             self.bias = nn.Parameter(torch.empty(rows, device=device, dtype=dtype))
         else:
@@ -76,11 +80,32 @@ class LLTMCell(nn.Module):
         input: Tensor,
         hx: Optional[Tuple[Tensor, Tensor]] = None,  # noqa: UP006, UP045
     ) -> Tuple[Tensor, Tensor]:  # noqa: UP006
+        # Inline, and comparing numbers: a small call is hardly longer than a few calls of Python.
+        if not isinstance(input, Tensor) or input.is_nested:
+            check_tensor("lltm_ops.LLTMCell", "input", input)
+        sizes = input.shape
+        batched = len(sizes) == 2
+        if not (batched or len(sizes) == 1) or sizes[-1] != self.input_size:
+            self._refuse_input(input)
         if hx is None:
-            zeros = input.new_zeros(list(input.shape[:-1]) + [self.hidden_size])  # noqa: RUF005
-            hx = (zeros, zeros)
-        h, c = hx
-        batched = input.dim() != 1
+            zeros = input.new_zeros(list(sizes[:-1]) + [self.hidden_size])  # noqa: RUF005
+            h, c = zeros, zeros
+        else:
+            if not isinstance(hx, (tuple, list)) or len(hx) != 2:
+                refuse_hx("lltm_ops.LLTMCell", "(h, c)", hx)
+            h, c = hx
+            if not isinstance(h, Tensor) or h.is_nested:
+                check_tensor("lltm_ops.LLTMCell", "h", h)
+            if not isinstance(c, Tensor) or c.is_nested:
+                check_tensor("lltm_ops.LLTMCell", "c", c)
+            h_sizes, c_sizes = h.shape, c.shape
+            fit = len(h_sizes) == len(sizes) == len(c_sizes)
+            fit = fit and h_sizes[-1] == self.hidden_size == c_sizes[-1]
+            # While compiling, the operator compares the batch, whose value may be unknown.
+            if batched and fit and not is_compiling():
+                fit = h_sizes[0] == sizes[0] == c_sizes[0]
+            if not fit:
+                self._refuse_state(input, h, c)
         if not batched:
             input, h, c = input.unsqueeze(0), h.unsqueeze(0), c.unsqueeze(0)
         bias = self.bias
@@ -90,6 +115,25 @@ class LLTMCell(nn.Module):
         if not batched:
             new_h, new_cell = new_h.squeeze(0), new_cell.squeeze(0)
         return new_h, new_cell
+
+    def _refuse_input(self, input: Tensor) -> None:
+        if input.dim() != 1 and input.dim() != 2:
+            raise RuntimeError(
+                "lltm_ops.LLTMCell: expected input to have 1 dimension [input_size] or 2 with a "
+                f"batch, but got {input.dim()}"
+            )
+        raise RuntimeError(
+            f"lltm_ops.LLTMCell: expected input to have input_size = {self.input_size} features, "
+            f"but got {input.size(-1)}"
+        )
+
+    def _refuse_state(self, input: Tensor, h: Tensor, c: Tensor) -> None:
+        names = "[batch, hidden_size]" if input.dim() == 2 else "[hidden_size]"
+        expected = list(input.shape[:-1]) + [self.hidden_size]  # noqa: RUF005
+        raise RuntimeError(
+            f"lltm_ops.LLTMCell: expected h and c to have shape {names} = {expected}, "
+            f"but got {list(h.shape)} and {list(c.shape)}"
+        )
 
     def extra_repr(self) -> str:
         bias = "" if self.bias is not None else ", bias=False"

@@ -14,6 +14,14 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import PackedSequence
 
+from lltm_ops._checks import (
+    check_flag,
+    check_probability,
+    check_tensor,
+    refuse_hx,
+    size_as_int,
+)
+
 
 # TorchScript reads the annotations of methods, and knows neither tuple[] nor "|" on old Pythons.
 class LLTM(nn.Module):
@@ -66,8 +74,11 @@ class LLTM(nn.Module):
             gates and of the cell state ``[4 * hidden_size]``, and its shift ``[hidden_size]``.
 
     Raises:
+        TypeError: for sizes that are no integers, options that are no bools, and arguments of a
+            call that are no tensors.
         ValueError: from the constructor, for sizes and probabilities that there are not.
-        RuntimeError: from the call, as :func:`lltm_ops.sequence_forward`.
+        RuntimeError: from the call, for tensors of other sizes, and as
+            :func:`lltm_ops.sequence_forward`.
 
     Example::
 
@@ -99,22 +110,24 @@ class LLTM(nn.Module):
         layer_norm: bool = False,
     ) -> None:
         super().__init__()
-        for name, size, least in (
-            ("input_size", input_size, 0),
-            ("hidden_size", hidden_size, 1),
-            ("num_layers", num_layers, 1),
+        input_size = size_as_int("lltm_ops.LLTM", "input_size", input_size)
+        hidden_size = size_as_int("lltm_ops.LLTM", "hidden_size", hidden_size, 1)
+        num_layers = size_as_int("lltm_ops.LLTM", "num_layers", num_layers, 1)
+        for name, flag in (
+            ("bias", bias),
+            ("batch_first", batch_first),
+            ("bidirectional", bidirectional),
+            ("return_cells", return_cells),
+            ("variational_dropout", variational_dropout),
+            ("layer_norm", layer_norm),
         ):
-            if size < least:
-                raise ValueError(f"lltm_ops.LLTM: expected {name} of {least} or more, got {size}")
+            check_flag("lltm_ops.LLTM", name, flag)
         for name, probability in (
             ("dropout", dropout),
             ("recurrent_dropout", recurrent_dropout),
             ("zoneout", zoneout),
         ):
-            if not 0 <= probability <= 1:
-                raise ValueError(
-                    f"lltm_ops.LLTM: expected {name} between 0 and 1, got {probability}"
-                )
+            check_probability("lltm_ops.LLTM", name, probability)
         if dropout > 0 and num_layers == 1:
             warnings.warn(
                 f"lltm_ops.LLTM: dropout={dropout} is applied between layers, and num_layers is 1",
@@ -174,15 +187,17 @@ class LLTM(nn.Module):
         resets: Optional[Tensor] = None,
         batch_sizes: Optional[Tensor] = None,
     ):
+        self._check_kinds(hx, resets, batch_sizes)
         # TorchScript knows no PackedSequence, and compiles neither condition nor call.
         if not torch.jit.is_scripting():  # type: ignore[attr-defined]
             if isinstance(input, PackedSequence):
                 if batch_sizes is not None:
                     raise RuntimeError(
                         "lltm_ops.LLTM: expected no batch_sizes beside a PackedSequence, which has "
-                        f"its own, but got {batch_sizes}"
+                        f"its own, but got a tensor of shape {list(batch_sizes.shape)}"
                     )
                 return self._forward_packed_sequence(input, hx, resets)
+        check_tensor("lltm_ops.LLTM", "input", input, "a tensor or a PackedSequence")
         if batch_sizes is not None:
             output, cells, h_n, c_n = self._run(input, hx, batch_sizes, resets)
         elif input.dim() == 2:
@@ -210,6 +225,22 @@ class LLTM(nn.Module):
             return output, (h_n, c_n), cells
         else:
             return output, (h_n, c_n)
+
+    def _check_kinds(
+        self,
+        hx: Optional[Tuple[Tensor, Tensor]],
+        resets: Optional[Tensor],
+        batch_sizes: Optional[Tensor],
+    ) -> None:
+        if hx is not None:
+            if not isinstance(hx, (tuple, list)) or len(hx) != 2:
+                refuse_hx("lltm_ops.LLTM", "(h_0, c_0)", hx)
+            check_tensor("lltm_ops.LLTM", "h_0", hx[0])
+            check_tensor("lltm_ops.LLTM", "c_0", hx[1])
+        if resets is not None:
+            check_tensor("lltm_ops.LLTM", "resets", resets)
+        if batch_sizes is not None:
+            check_tensor("lltm_ops.LLTM", "batch_sizes", batch_sizes)
 
     @torch.jit.unused
     def _forward_packed_sequence(

@@ -68,6 +68,40 @@ def test_small_sizes(sizes):
     assert lltm_ops.LLTMCell(5, 4)(torch.randn(0, 5))[0].shape == (0, 4)
 
 
+@pytest.mark.parametrize("kind", [lltm_ops.LLTMCell, lltm_ops.LLTM])
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ((-1, 4), ValueError, "expected input_size to be 0 or more, but got -1"),
+        ((4, -1), ValueError, "expected hidden_size to be . or more, but got -1"),
+        (("5", 4), TypeError, "expected input_size to be an integer, but got str"),
+        ((None, 4), TypeError, "expected input_size to be an integer, but got None"),
+        ((5, 4.0), TypeError, "expected hidden_size to be an integer, but got float"),
+        ((5, True), TypeError, "expected hidden_size to be an integer, but got bool"),
+        ((5, [4]), TypeError, "expected hidden_size to be an integer, but got list"),
+    ],
+    ids=str,
+)
+def test_sizes_are_integers(kind, arguments, error, words):
+    with pytest.raises(error, match=rf"^lltm_ops.{kind.__name__}: {words}$"):
+        kind(*arguments)
+
+
+@pytest.mark.parametrize("bias", ["False", None, 0, torch.device("cpu")], ids=str)
+def test_bias_is_a_bool(bias):
+    with pytest.raises(TypeError, match=r"lltm_ops.LLTMCell: expected bias to be a bool, but got"):
+        lltm_ops.LLTMCell(5, 4, bias)
+
+
+@pytest.mark.parametrize("kind", [lltm_ops.LLTMCell, lltm_ops.LLTM])
+def test_sizes_of_other_types_become_ints(kind):
+    numpy = pytest.importorskip("numpy")
+    for integer in (numpy.int64, numpy.int32, torch.tensor):
+        module = kind(integer(5), integer(4))
+        assert type(module.input_size) is type(module.hidden_size) is int
+        assert repr(module) == repr(kind(5, 4))
+
+
 def through_pickle(module):
     return pickle.loads(pickle.dumps(module))
 

@@ -164,6 +164,20 @@ def test_automatic_dynamic_shapes_stop_at_two_graphs(requires_grad):
     assert recorder.frame_count == 2
 
 
+def test_a_cell_whose_batch_is_a_value():
+    cell = lltm_ops.LLTMCell(5, 4)
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def step_of_some(input, h, c, rows, rows_of_state):
+        return cell(input[rows], (h[rows_of_state], c[rows_of_state]))
+
+    input, h, c = (torch.randn(8, size) for size in (5, 4, 4))
+    even = torch.arange(8) % 2 == 0
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        actual = step_of_some(input, h, c, even, ~even)
+    torch.testing.assert_close(actual, cell(input[even], (h[~even], c[~even])))
+
+
 def test_compiled_arguments_of_any_strides():
     step = torch.compile(lltm_ops.forward, backend="aot_eager", fullgraph=True)
     inputs = [t.t().contiguous().t() if t.dim() == 2 else t for t in sample_inputs()]

@@ -243,18 +243,28 @@ def test_repr_names_what_differs_from_the_defaults():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "error", "words"),
     [
-        ({"hidden_size": 0}, "expected hidden_size of 1 or more, got 0"),
-        ({"num_layers": 0}, "expected num_layers of 1 or more, got 0"),
-        ({"input_size": -1}, "expected input_size of 0 or more, got -1"),
-        ({"dropout": 1.5}, "expected dropout between 0 and 1, got 1.5"),
-        ({"zoneout": -0.1}, "expected zoneout between 0 and 1, got -0.1"),
-        ({"recurrent_dropout": float("nan")}, "expected recurrent_dropout between 0 and 1, got"),
+        ({"hidden_size": 0}, ValueError, "expected hidden_size to be 1 or more, but got 0"),
+        ({"num_layers": 0}, ValueError, "expected num_layers to be 1 or more, but got 0"),
+        ({"num_layers": 1.0}, TypeError, "expected num_layers to be an integer, but got float"),
+        ({"dropout": 1.5}, ValueError, "expected dropout to be a number between 0 and 1, but "),
+        ({"dropout": True}, ValueError, "expected dropout to be a number between 0 and 1, but "),
+        ({"zoneout": -0.1}, ValueError, "expected zoneout to be .* 0 and 1, but got -0.1"),
+        ({"zoneout": "0.1"}, ValueError, "expected zoneout to be .* 0 and 1, but got '0.1'"),
+        ({"recurrent_dropout": float("nan")}, ValueError, "expected recurrent_dropout .* got nan"),
+        ({"recurrent_dropout": None}, ValueError, "expected recurrent_dropout .* got None"),
+        *(
+            ({name: flag}, TypeError, f"expected {name} to be a bool, but got")
+            for name in ("bias", "batch_first", "bidirectional", "return_cells", "layer_norm")
+            for flag in ("False", None, 1)
+        ),
+        ({"variational_dropout": 0.5}, TypeError, "expected .* to be a bool, but got float"),
     ],
+    ids=str,
 )
-def test_constructor_refuses(arguments, words):
-    with pytest.raises(ValueError, match=f"lltm_ops.LLTM: {words}"):
+def test_constructor_refuses(arguments, error, words):
+    with pytest.raises(error, match=f"^lltm_ops.LLTM: {words}"):
         lltm_ops.LLTM(**{"input_size": 5, "hidden_size": 6, **arguments})
 
 

@@ -1,0 +1,55 @@
+"""What the modules check before an operator is called, in the names that their users know."""
+
+import numbers
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def size_as_int(owner: str, name: str, size: Any, least: int = 0) -> int:
+    """The size, which may be of any type of integers, as those of NumPy."""
+    try:
+        value = operator.index(size)
+    except TypeError:
+        value = None
+    if value is None or isinstance(size, bool):
+        raise TypeError(f"{owner}: expected {name} to be an integer, but got {_type_of(size)}")
+    if value < least:
+        raise ValueError(f"{owner}: expected {name} to be {least} or more, but got {value}")
+    return value
+
+
+def check_flag(owner: str, name: str, flag: Any) -> None:
+    if not isinstance(flag, bool):
+        raise TypeError(f"{owner}: expected {name} to be a bool, but got {_type_of(flag)}")
+
+
+def check_probability(owner: str, name: str, probability: Any) -> None:
+    is_number = isinstance(probability, numbers.Real) and not isinstance(probability, bool)
+    if not is_number or not 0 <= probability <= 1:
+        raise ValueError(
+            f"{owner}: expected {name} to be a number between 0 and 1, but got {probability!r}"
+        )
+
+
+def check_tensor(owner: str, name: str, value: Tensor, expected: str = "a tensor") -> None:
+    # TorchScript, where every value is one, leaves the first sentence out.
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{owner}: expected {name} to be {expected}, but got {_type_of(value)}")
+    # Their sizes cannot be asked for, so no operator is reached that would say it.
+    if value.is_nested:
+        raise RuntimeError(
+            f"{owner}: expected {name} to be a dense tensor, but got a nested tensor"
+        )
+
+
+@torch.jit.unused
+def refuse_hx(owner: str, names: str, hx: Any) -> None:
+    found = len(hx) if isinstance(hx, (tuple, list)) else _type_of(hx)
+    raise TypeError(f"{owner}: expected hx to be a tuple {names} of two tensors, but got {found}")
+
+
+def _type_of(value: Any) -> str:
+    return "None" if value is None else type(value).__name__
