@@ -1,0 +1,156 @@
+"""What a case of the fuzzer is, and how hypothesis draws one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from hypothesis import strategies as st
+
+from .arguments import LAYOUTS, SPECIALS, VALUES
+
+CELL_OPERATORS = ("forward", "_forward_with_gates", "backward")
+SEQUENCE_OPERATORS = ("sequence_forward", "_sequence_forward_with_gates", "sequence_backward")
+MODULES = ("LLTMCell", "LLTM")
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+
+# How a layer is called: with a PackedSequence, or with batch_sizes, as TorchScript does.
+FORMS = ("padded", "batch_first", "unbatched", "packed", "batch_sizes")
+
+
+@dataclass(frozen=True)
+class Case:
+    """All that a case depends on, so that its line of JSON repeats it."""
+
+    call: str
+    dtype: str = "float32"
+    time: int = 1
+    batch: int = 1
+    features: int = 1
+    state: int = 1
+    # How many steps each row has, where sequences are packed.
+    lengths: tuple[int, ...] | None = None
+    reverse: bool = False
+    resets: bool = False
+    output_mask: tuple[bool, ...] = (True,) * 5
+    layouts: tuple[str, ...] = ("contiguous",)
+    values: str = "normal"
+    special: str | None = None
+    seed: int = 0
+    threads: int = 1
+    composite: bool = False
+    onednn: bool = True
+    # Of modules.
+    form: str = "padded"
+    layers: int = 1
+    bidirectional: bool = False
+    bias: bool = True
+    gives_hx: bool = True
+    return_cells: bool = False
+    # Which results gradients come from; none: inference.
+    differentiated: tuple[bool, ...] = ()
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(line: str) -> Case:
+        values = json.loads(line)
+        return Case(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+
+
+SMALL = st.integers(0, 4)
+MEDIUM = st.integers(0, 40)
+# At and beside what blocks, panels, chunks and vectors are divided by.
+EDGES = st.sampled_from([15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 70, 96, 127, 128, 129])
+WIDE = st.sampled_from([100, 130, 192, 255, 256, 257, 259, 270, 300, 334])
+
+# Sizes in the order time, batch, features, state: what is drawn often stands often.
+SIZES = {
+    "tiny": (SMALL, SMALL, SMALL, SMALL),
+    "small": (st.integers(0, 12), st.integers(0, 20), MEDIUM, MEDIUM),
+    "edges": (st.integers(0, 12), EDGES, EDGES, EDGES),
+    "wide": (st.integers(0, 12), st.integers(1, 20), WIDE, WIDE),
+    "tall": (st.integers(0, 8), st.sampled_from([70, 130, 257, 300]), SMALL, EDGES),
+    # More rows than one chunk of backward has.
+    "long": (st.integers(25, 45), st.integers(30, 60), SMALL, st.integers(1, 40)),
+}
+PROFILES = ("tiny", "small", "small", "small", "edges", "edges", "wide", "tall", "long")
+# Products of a case, so that none takes seconds.
+MOST_PRODUCTS = 20_000_000
+
+
+@st.composite
+def sizes(draw: st.DrawFn, one_step: bool) -> tuple[int, int, int, int]:
+    time, batch, features, state = (draw(size) for size in SIZES[draw(st.sampled_from(PROFILES))])
+    time = 1 if one_step else time
+    of_a_row = max(1, time) * 3 * state * (state + features)
+    return time, min(batch, max(1, MOST_PRODUCTS // max(1, of_a_row))), features, state
+
+
+def mostly(often: object, seldom: st.SearchStrategy, times: int) -> st.SearchStrategy:
+    return st.integers(0, times).flatmap(lambda i: st.just(often) if i < times else seldom)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    call = draw(st.sampled_from((*CELL_OPERATORS, *SEQUENCE_OPERATORS, *MODULES)))
+    is_module = call in MODULES
+    is_sequence = call in SEQUENCE_OPERATORS or call == "LLTM"
+    time, batch, features, state = draw(sizes(one_step=not is_sequence))
+    form = draw(st.sampled_from(FORMS if call == "LLTM" else ("padded", "unbatched")))
+    form = form if is_module else draw(st.sampled_from(("padded", "packed")))
+    if call == "LLTM":
+        state = max(1, state)
+        time, batch = min(time, 12), min(batch, 20)
+    if form == "unbatched":
+        batch = 1
+    lengths = None
+    if is_sequence and form in ("packed", "batch_sizes"):
+        # A PackedSequence has neither no sequences nor one of no steps.
+        batch, time = (max(1, batch), max(1, time)) if is_module else (batch, time)
+        batch = batch if time > 0 else 0
+        lengths = draw(st.lists(st.integers(1, max(1, time)), min_size=batch, max_size=batch))
+        if not (is_module and form == "packed"):
+            lengths.sort(reverse=True)
+        if is_module:
+            time = max(lengths)
+    return Case(
+        call=call,
+        dtype=draw(st.sampled_from(DTYPES)),
+        time=time,
+        batch=batch,
+        features=features,
+        state=state,
+        lengths=None if lengths is None else tuple(lengths),
+        reverse=is_sequence and not is_module and draw(st.booleans()),
+        resets=is_sequence and draw(st.booleans()),
+        output_mask=tuple(draw(st.lists(mostly(True, st.just(False), 2), min_size=5, max_size=5)))
+        if call.endswith("backward")
+        else (True,) * 5,
+        layouts=tuple(
+            draw(
+                st.lists(mostly("contiguous", st.sampled_from(LAYOUTS), 1), min_size=1, max_size=9)
+            )
+        ),
+        values=draw(mostly("normal", st.sampled_from(VALUES), 2)),
+        special=draw(mostly(None, st.sampled_from(SPECIALS), 4)),
+        seed=draw(st.integers(0, 2**32 - 1)),
+        threads=draw(st.integers(1, 4)),
+        composite=not is_module and draw(mostly(False, st.just(True), 5)),
+        onednn=draw(mostly(True, st.just(False), 8)),
+        form=form,
+        layers=draw(st.integers(1, 3)) if call == "LLTM" else 1,
+        bidirectional=call == "LLTM" and draw(st.booleans()),
+        bias=not is_module or draw(st.booleans()),
+        gives_hx=not is_module or draw(st.booleans()),
+        return_cells=call == "LLTM" and draw(st.booleans()),
+        differentiated=draw(st.sampled_from([(), *MASKS_OF_RESULTS[call]])) if is_module else (),
+    )
+
+
+def _masks(count: int) -> list[tuple[bool, ...]]:
+    return [tuple(bool(i >> k & 1) for k in range(count)) for i in range(1, 2**count)]
+
+
+MASKS_OF_RESULTS = {"LLTMCell": _masks(2), "LLTM": _masks(4)}
