@@ -27,7 +27,7 @@ PYTHON := $(VENV)/bin/python
 BUILT := $(VENV)/.built
 endif
 
-.PHONY: help demo distributed test bench scaling sweep lengths onnx extra-onnx lint format cuda-check wheel compat gpu clean in-place FORCE
+.PHONY: help demo distributed test fuzz mutants bench scaling sweep lengths onnx extra-onnx lint format cuda-check wheel compat gpu clean in-place FORCE
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -43,6 +43,12 @@ distributed: $(BUILT)  ## train it on two processes for a short time; DISTRIBUTE
 
 test: $(BUILT)  ## build, and run all tests; TEST_ARGS for pytest
 	$(PYTHON) -m pytest $(TEST_ARGS)
+
+fuzz: $(BUILT)  ## random calls on every path of the CPU against a float64 reference; FUZZ_ARGS=--help
+	$(PYTHON) -m tests.fuzz $(FUZZ_ARGS)
+
+mutants: $(BUILT)  ## plant faults into a copy of the sources, and see that make fuzz finds each; MUTANTS_ARGS=--help
+	$(PYTHON) -m tests.fuzz.mutants $(MUTANTS_ARGS)
 
 bench: $(BUILT)  ## time cell and layer beside what else PyTorch offers, under the machine's roofs; BENCH_ARGS=--help
 	$(PYTHON) benchmarks/cell.py $(BENCH_ARGS)
