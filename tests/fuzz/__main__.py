@@ -54,7 +54,7 @@ class Outcome:
 
 
 def repeat_line(path: str, case: str) -> str:
-    return f"make fuzz FUZZ_ARGS=\"--path {path} --case '{case}'\""
+    return f"python -m tests.fuzz --path {path} --case '{case}'"
 
 
 def environment(path: str) -> dict[str, str]:

@@ -221,7 +221,8 @@ class Arithmetic:
         propagated = a.error @ b.value.abs().T
         if b.error.any():
             propagated = propagated + (a.value.abs() + a.error) @ b.error.T
-        error = propagated + gamma * magnitude + (terms + 2) * self.opmath.subnormal
+        lost = self.opmath.normal if self._flushes else self.opmath.subnormal
+        error = propagated + gamma * magnitude + (terms + 2) * lost
         # Some partial sum may overflow.
         overflows = ~(magnitude < self.opmath.largest * (1 - gamma))
         if of_infinities is None and not overflows.any():
@@ -246,9 +247,13 @@ class Arithmetic:
         ones = Bounded(torch.ones(1, a.value.shape[0], dtype=torch.float64), plain=True)
         return self.product(a.map(lambda t: t.T), ones)[:, 0]
 
+    @property
+    def _flushes(self) -> bool:
+        """The instructions for bfloat16 neither take nor give numbers without all digits."""
+        return self.dtype == torch.bfloat16
+
     def _flushed(self, a: Bounded) -> Bounded:
-        """The instructions for bfloat16 take numbers without all digits for zeros."""
-        if self.dtype != torch.bfloat16:
+        if not self._flushes:
             return a
         small = (a.value.abs() < self.opmath.normal) & (a.value != 0) & ~a.undecided
         if not small.any():
