@@ -27,7 +27,7 @@ PYTHON := $(VENV)/bin/python
 BUILT := $(VENV)/.built
 endif
 
-.PHONY: help demo distributed test fuzz mutants bench scaling sweep lengths onnx extra-onnx lint format cuda-check wheel compat gpu clean in-place FORCE
+.PHONY: help demo distributed test fuzz mutants sanitize soak bench scaling sweep lengths onnx extra-onnx lint format cuda-check wheel compat gpu clean in-place FORCE
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -63,16 +63,19 @@ lengths: $(BUILT)  ## time the layer by the length of sequences, padded and pack
 scaling: $(BUILT)  ## time training on two processes beside one; SCALING_ARGS=--help
 	$(PYTHON) benchmarks/scaling.py $(SCALING_ARGS)
 
+sanitize: $(BUILT)  ## library and tests with AddressSanitizer, UBSan and ThreadSanitizer; SANITIZE_ARGS=--short
+	tests/sanitize/run $(PYTHON) $(SANITIZE_ARGS)
+
 lint: $(VENV)/.lint  ## ruff, mypy, clang-format
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	$(VENV)/bin/clang-format --dry-run --Werror $$(git ls-files 'csrc/*' 'benchmarks/*.cpp' 'tests/*.cpp' 'examples/*.cpp')
+	$(VENV)/bin/clang-format --dry-run --Werror $$(git ls-files 'csrc/*' 'benchmarks/*.cpp' 'tests/*.cpp' 'tests/*.h' 'examples/*.cpp')
 
 format: $(VENV)/.lint  ## let ruff and clang-format rewrite the sources
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
-	$(VENV)/bin/clang-format -i $$(git ls-files 'csrc/*' 'benchmarks/*.cpp' 'tests/*.cpp' 'examples/*.cpp')
+	$(VENV)/bin/clang-format -i $$(git ls-files 'csrc/*' 'benchmarks/*.cpp' 'tests/*.cpp' 'tests/*.h' 'examples/*.cpp')
 
 onnx: extra-onnx  ## install the extra onnx, and run the tests that need it
 	$(PYTHON) -m pytest tests/test_onnx.py tests/test_docs.py

@@ -10,7 +10,8 @@
 // time. ATen's choice is followed, so ATEN_CPU_CAPABILITY=default|avx2|avx512
 // selects a path. No per-file compiler flags: the body is plain C++, marked
 // always_inline, and takes on the instruction set of the function around it.
-#if defined(__x86_64__) && defined(__GNUC__)
+#if defined(__x86_64__) && defined(__GNUC__) && \
+    !defined(LLTM_ONE_INSTRUCTION_SET)
 #define LLTM_AVX2 __attribute__((target("avx2,fma,f16c")))
 #define LLTM_AVX512                                       \
   __attribute__((target(                                  \
