@@ -66,6 +66,9 @@ scaling: $(BUILT)  ## time training on two processes beside one; SCALING_ARGS=--
 sanitize: $(BUILT)  ## library and tests with AddressSanitizer, UBSan and ThreadSanitizer; SANITIZE_ARGS=--short
 	tests/sanitize/run $(PYTHON) $(SANITIZE_ARGS)
 
+soak: $(BUILT)  ## an hour of calls, threads, errors, forks and signals; SOAK_ARGS=--help
+	$(PYTHON) tests/soak.py $(SOAK_ARGS)
+
 lint: $(VENV)/.lint  ## ruff, mypy, clang-format
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .

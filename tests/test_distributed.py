@@ -15,7 +15,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from random import Random, SystemRandom
 
 import dtensor_checks
 import pytest
@@ -286,6 +288,31 @@ def test_killed_process_is_restarted_from_the_last_checkpoint(train, strategy, t
     assert saved <= int(continued[1]) < STEPS
     whole = train(2, f"--strategy={strategy}")
     assert_same_training(trained(tmp_path), whole, rtol=0, atol=0)
+
+
+def kill_one_inside_a_save(process, output, random):
+    """SIGKILL, at any moment of it."""
+    while "saved" not in (line := process.stdout.readline()):
+        assert line, "ended before a checkpoint"
+    while not list(output.glob("step_*.partial")):
+        assert process.poll() is None, "ended before another checkpoint"
+        time.sleep(0.001)
+    time.sleep(random.uniform(0, 0.05))
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(random.choice(children)), signal.SIGKILL)
+
+
+def test_sigkill_at_random_moments_inside_saves_loses_nothing(train, tmp_path):
+    seed = SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    random, kills = Random(seed), 3
+    options = ("--strategy=fsdp", "--save-every=1")
+    with torchrun(2, tmp_path, *options, restarts=kills) as process:
+        for _ in range(kills):
+            kill_one_inside_a_save(process, tmp_path, random)
+        printed = finish(process)
+    assert "continues after step" in printed
+    assert_same_training(trained(tmp_path), train(2, "--strategy=fsdp"), rtol=0, atol=0)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""A plugin for pytest: loads the library that LLTM_LIBRARY names, before the package finds its own."""
+"""A plugin for pytest: loads the library that LLTM_LIBRARY names, before the package its own."""
 
 import os
 

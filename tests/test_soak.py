@@ -1,0 +1,86 @@
+"""The soak passes, and finds what is planted in it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import soak
+
+import lltm_ops
+
+PACKAGE_PARENT = str(Path(lltm_ops.__file__).parent.parent)
+
+
+def start(*options):
+    path = os.pathsep.join([PACKAGE_PARENT, *filter(None, [os.environ.get("PYTHONPATH")])])
+    return subprocess.Popen(
+        [sys.executable, soak.__file__, "--seed=1", *options],
+        env=os.environ | {"PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(process):
+    try:
+        printed, _ = process.communicate(timeout=500)
+    finally:
+        process.terminate()
+    return process.returncode, printed
+
+
+def test_short_soak_passes():
+    status, printed = finish(start("--minutes=0.05"))
+    assert status == 0, printed
+    assert printed.startswith("soak: seed 1, 0.05 minutes\n")
+    assert printed.endswith("passed\n")
+
+
+@pytest.mark.parametrize(
+    ("plants", "found"),
+    [
+        (["number"], ["off by up to"]),
+        (["crash"], ["ended with status -6"]),
+        (["hang"], ["in wait_for_ever"]),
+        (
+            ["leak", "thread", "file"],
+            ["allocated grew from", "threads grew from", "files grew from"],
+        ),
+    ],
+    ids=lambda names: " ".join(names),
+)
+def test_planted_fault_is_found(plants, found):
+    options = ["--timeout=30"] if "hang" in plants else []
+    status, printed = finish(start("--minutes=0.05", "--plant", *plants, *options))
+    assert status == 1, printed
+    assert [what for what in found if what not in printed] == []
+    assert "FAULT: " in printed
+
+
+def test_ctrl_c_ends_it_with_its_figures():
+    process = start()
+    time.sleep(3)
+    process.send_signal(signal.SIGINT)
+    status, printed = finish(process)
+    assert "ended early\n" in printed
+    assert status == 0, printed
+
+
+def held(*memory):
+    others = {"allocated": 0, "threads": 3, "files": 4}
+    return [{"memory": each * soak.MEBIBYTE} | others for each in memory]
+
+
+def test_growth_is_not_what_fills_caches_or_is_gone_again():
+    assert soak.growth(held(*range(100, 400, 10), *[400] * 60)) == []
+    assert soak.growth(held(*[400, 800] * 30)) == []
+
+
+def test_growth_that_goes_on_is_found():
+    (found,) = soak.growth(held(*range(400, 520, 2)))
+    assert found.startswith("memory grew from")
