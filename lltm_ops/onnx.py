@@ -113,6 +113,7 @@ def _padded_rows(batch_sizes: Tensor, h0: Tensor) -> tuple[Tensor, Tensor]:
 
 # The formula stands here and in both sequences, for torch.onnx.export leaves out functions that the
 # body of a Scan calls. ELU is written out, for onnxruntime has no kernel of it in float64.
+# Bodies have no return annotation: onnxscript would take it for that of the function around them.
 @_script
 def _step(
     products: Tensor, recurrent_weights: Tensor, old_h: Tensor, old_cell: Tensor
@@ -135,7 +136,7 @@ def _sequence(
     output_directions: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
     @onnxscript.graph()
-    def step(old_h: Tensor, old_cell: Tensor, products: Tensor) -> Any:
+    def step(old_h: Tensor, old_cell: Tensor, products: Tensor):  # type: ignore[no-untyped-def]
         gates = products + op.MatMul(op.CastLike(old_h, products), recurrent_weights)
         input_gate, output_gate, candidate = op.Split(gates, axis=-1, num_outputs=3)
         candidate = op.Where(candidate > 0.0, candidate, op.Exp(candidate) - 1.0)
@@ -168,9 +169,9 @@ def _masked_sequence(
     """Where a row does not run, it keeps its state: packed sequences begin late in reverse."""
 
     @onnxscript.graph()
-    def step(
+    def step(  # type: ignore[no-untyped-def]
         old_h: Tensor, old_cell: Tensor, products: Tensor, resets: Tensor, runs: Tensor
-    ) -> Any:
+    ):
         kept_h, kept_cell = op.CastLike(old_h, products), op.CastLike(old_cell, products)
         reset, zero = op.Unsqueeze(resets, [1]), op.CastLike(0.0, products)
         h, cell = op.Where(reset, zero, kept_h), op.Where(reset, zero, kept_cell)

@@ -253,8 +253,14 @@ def test_no_steps_are_refused_by_onnxruntime():
         run(torch.randn(0, 3, 5))
 
 
-def python(code):
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+def python(code, *flags):
+    return subprocess.run([sys.executable, *flags, "-c", code], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("flags", [(), ("-W", "error")], ids=str)
+def test_import_prints_nothing(flags):
+    result = python("import lltm_ops.onnx", *flags)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
 def test_import_does_not_load_onnx():
