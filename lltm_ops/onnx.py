@@ -87,19 +87,26 @@ def _products(input: Tensor, weights: Tensor, bias: Tensor, h: Tensor) -> Any:
     # onnxruntime has few kernels for half types on the CPU.
     double, single = onnxscript.DOUBLE.dtype, onnxscript.FLOAT.dtype
     dtype = double if input.dtype == double else single
+    empty = 0 in (*input.shape, *weights.shape)
     input, weights, bias = (op.Cast(tensor, to=dtype) for tensor in (input, weights, bias))
-    return _split_products(input, weights, bias, h)
+    if empty:  # onnxruntime refuses the product, and there is nothing to multiply
+        shape = op.Concat(op.Shape(input, end=-1), op.Shape(bias), axis=0)
+        products = op.Expand(bias, shape)
+    else:
+        products = _input_products(input, weights, bias, h)
+    return products, _recurrent_weights(weights, h)
 
 
 @_script
-def _split_products(
-    input: Tensor, weights: Tensor, bias: Tensor, h: Tensor
-) -> tuple[Tensor, Tensor]:
+def _input_products(input: Tensor, weights: Tensor, bias: Tensor, h: Tensor) -> Tensor:
     columns = op.Transpose(weights, perm=[1, 0])
-    state_size = op.Shape(h, start=1)
-    recurrent = op.Slice(columns, [0], state_size, [0])
-    of_input = op.Slice(columns, state_size, op.Shape(columns, end=1), [0])
-    return op.MatMul(input, of_input) + bias, recurrent
+    of_input = op.Slice(columns, op.Shape(h, start=1), op.Shape(columns, end=1), [0])
+    return op.MatMul(input, of_input) + bias
+
+
+@_script
+def _recurrent_weights(weights: Tensor, h: Tensor) -> Tensor:
+    return op.Slice(op.Transpose(weights, perm=[1, 0]), [0], op.Shape(h, start=1), [0])
 
 
 @_script
@@ -112,14 +119,18 @@ def _padded_rows(batch_sizes: Tensor, h0: Tensor) -> tuple[Tensor, Tensor]:
 
 
 # The formula stands here and in both sequences, for torch.onnx.export leaves out functions that the
-# body of a Scan calls. ELU is written out, for onnxruntime has no kernel of it in float64.
+# body of a Scan calls. ELU is written out, for onnxruntime has no kernel of it in float64. Split
+# would take no state_size of 0 and not convert to opset 17; nor is a Slice with steps made one.
 # Bodies have no return annotation: onnxscript would take it for that of the function around them.
 @_script
 def _step(
     products: Tensor, recurrent_weights: Tensor, old_h: Tensor, old_cell: Tensor
 ) -> tuple[Tensor, Tensor]:
+    size = op.Shape(old_h, start=1)
     gates = products + op.MatMul(op.CastLike(old_h, products), recurrent_weights)
-    input_gate, output_gate, candidate = op.Split(gates, axis=-1, num_outputs=3)
+    input_gate = op.Slice(gates, [0], size, [1], [1])
+    output_gate = op.Slice(gates, size, size * 2, [1], [1])
+    candidate = op.Slice(gates, size * 2, size * 3, [1], [1])
     candidate = op.Where(candidate > 0.0, candidate, op.Exp(candidate) - 1.0)
     new_cell = op.CastLike(old_cell, products) + candidate * op.Sigmoid(input_gate)
     new_h = op.Tanh(new_cell) * op.Sigmoid(output_gate)
@@ -135,10 +146,14 @@ def _sequence(
     input_directions: Sequence[int],
     output_directions: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
+    size = op.Shape(h0, start=1)
+
     @onnxscript.graph()
     def step(old_h: Tensor, old_cell: Tensor, products: Tensor):  # type: ignore[no-untyped-def]
         gates = products + op.MatMul(op.CastLike(old_h, products), recurrent_weights)
-        input_gate, output_gate, candidate = op.Split(gates, axis=-1, num_outputs=3)
+        input_gate = op.Slice(gates, [0], size, [1], [1])
+        output_gate = op.Slice(gates, size, size * 2, [1], [1])
+        candidate = op.Slice(gates, size * 2, size * 3, [1], [1])
         candidate = op.Where(candidate > 0.0, candidate, op.Exp(candidate) - 1.0)
         new_cell = op.CastLike(old_cell, products) + candidate * op.Sigmoid(input_gate)
         new_h = op.Tanh(new_cell) * op.Sigmoid(output_gate)
@@ -168,6 +183,8 @@ def _masked_sequence(
 ) -> tuple[Tensor, Tensor]:
     """Where a row does not run, it keeps its state: packed sequences begin late in reverse."""
 
+    size = op.Shape(h0, start=1)
+
     @onnxscript.graph()
     def step(  # type: ignore[no-untyped-def]
         old_h: Tensor, old_cell: Tensor, products: Tensor, resets: Tensor, runs: Tensor
@@ -176,7 +193,9 @@ def _masked_sequence(
         reset, zero = op.Unsqueeze(resets, [1]), op.CastLike(0.0, products)
         h, cell = op.Where(reset, zero, kept_h), op.Where(reset, zero, kept_cell)
         gates = products + op.MatMul(h, recurrent_weights)
-        input_gate, output_gate, candidate = op.Split(gates, axis=-1, num_outputs=3)
+        input_gate = op.Slice(gates, [0], size, [1], [1])
+        output_gate = op.Slice(gates, size, size * 2, [1], [1])
+        candidate = op.Slice(gates, size * 2, size * 3, [1], [1])
         candidate = op.Where(candidate > 0.0, candidate, op.Exp(candidate) - 1.0)
         new_cell = cell + candidate * op.Sigmoid(input_gate)
         new_h = op.Tanh(new_cell) * op.Sigmoid(output_gate)

@@ -93,28 +93,90 @@ def test_cell_by_value(dtype):
         assert_close(run(arguments), lltm_ops.reference(*arguments), dtype)
 
 
+def sequence_operator(kind, dtype=torch.float32):
+    def operator(*arguments):
+        *others, resets = arguments
+        return torch.ops.lltm.sequence_forward(*others, kind[1], resets)
+
+    return InDtype(operator, dtype)
+
+
+def sequence_arguments(shape, kind, dtype=torch.float32):
+    inputs = double(sequence_inputs("cpu", dtype, shape, kind))
+    return [*inputs[:6], inputs[7]]
+
+
+def sequence_shapes(arguments):
+    rows = arguments[0].dim() - 1
+    return (dynamic(arguments, rows, 0, 0, 1, 1, 1, rows),)
+
+
+def sequence_results(arguments, kind):
+    *others, resets = arguments
+    return sequence_reference(*others, kind[1], resets)
+
+
 @each_dtype
 @each_sequence_kind
 def test_sequence_by_value(kind, dtype):
-    packed, reverse = kind[0] == "packed", kind[1]
-
-    def operator(*arguments):
-        *others, resets = arguments
-        return torch.ops.lltm.sequence_forward(*others, reverse, resets)
-
-    def arguments_of(time, batch):
-        inputs = double(sequence_inputs("cpu", dtype, (time, batch, 5, 4), kind))
-        return [*inputs[:6], inputs[7]]
-
-    example = arguments_of(5, 3)
-    rows = 1 if packed else 2
-    shapes = dynamic(example, rows, 0, 0, 1, 1, 1, rows)
-    run = exported(InDtype(operator, dtype), (example,), (shapes,))
+    example = sequence_arguments((5, 3, 5, 4), kind, dtype)
+    run = exported(sequence_operator(kind, dtype), (example,), sequence_shapes(example))
     for time, batch in TIMES_AND_BATCHES:
-        if batch > 0 or not packed:
-            arguments = arguments_of(time, batch)
-            *others, resets = arguments
-            assert_close(run(arguments), sequence_reference(*others, reverse, resets), dtype)
+        if batch > 0 or kind[0] == "padded":
+            arguments = sequence_arguments((time, batch, 5, 4), kind, dtype)
+            assert_close(run(arguments), sequence_results(arguments, kind), dtype)
+
+
+each_body = pytest.mark.parametrize(
+    "kind", [("padded", False, False), ("packed", True, True)], ids=["padded", "packed"]
+)
+
+
+@pytest.mark.parametrize(
+    ("are", "shape"),
+    [
+        ("fixed", (3, 2, 0, 4)),
+        ("fixed", (3, 2, 5, 0)),
+        ("fixed", (3, 0, 5, 4)),
+        ("dynamic", (3, 2, 0, 4)),
+        ("dynamic", (3, 2, 5, 0)),
+    ],
+    ids=str,
+)
+@each_body
+def test_sequence_of_sizes_of_zero(kind, are, shape):
+    arguments = sequence_arguments(shape, kind)
+    shapes = None if are == "fixed" else sequence_shapes(arguments)
+    run = exported(sequence_operator(kind), (arguments,), shapes)
+    assert_close(run(arguments), sequence_results(arguments, kind))
+
+
+@pytest.mark.parametrize("sizes", [(2, 0, 4), (2, 5, 0), (0, 5, 4), (2, 0, 0)], ids=str)
+def test_cell_of_sizes_of_zero(sizes):
+    batch, input_size, hidden_size = sizes
+    cell = lltm_ops.LLTMCell(input_size, hidden_size)
+    input = torch.randn(batch, input_size)
+    assert_close(exported(cell, (input,), None)(input), cell(input))
+
+
+@pytest.mark.parametrize("version", [16, 17, 18, 21])
+@each_body
+def test_opset_version(kind, version):
+    example = sequence_arguments((5, 3, 6, 6), kind)
+    shapes = sequence_shapes(example)
+    run = exported(sequence_operator(kind), (example,), shapes, opset_version=version)
+    assert {(opset.domain, opset.version) for opset in run.model.opset_import} == {("", version)}
+    arguments = sequence_arguments((4, 2, 6, 6), kind)
+    assert_close(run(arguments), sequence_results(arguments, kind))
+
+
+def test_where_an_opset_version_cannot_be_had_torch_says_so_and_leaves_18(caplog, capfd):
+    layer, input = lltm_ops.LLTM(5, 6), torch.randn(7, 3, 5)
+    run = exported(layer, (input,), None, opset_version=13)
+    assert {opset.version for opset in run.model.opset_import} == {18}
+    said = caplog.text + capfd.readouterr().err
+    assert "Failed to convert the model to the target version 13" in said
+    assert_close(run(input), layer(input))
 
 
 @pytest.mark.parametrize("reverse", [False, True])
