@@ -546,7 +546,7 @@ def _last_rows(batch_sizes: Tensor, batch: int) -> Tensor:
 def _resets_of_reverse(resets: Tensor, batch_sizes: Optional[Tensor]) -> Tensor:
     """An episode that begins at a step ends, and backwards begins, at the one before it."""
     if batch_sizes is None:
-        return F.pad(resets, [0, 0, 0, 1])[1:]
+        return F.pad(resets, [0, 0, 0, 1]).narrow(0, 1, resets.size(0))
     rows = resets.size(0)
     ends = batch_sizes.cumsum(0)
     steps = _step_of_row(ends, rows)
@@ -566,7 +566,9 @@ def _row_of_batch(batch_sizes: Tensor, rows: int) -> Tensor:
 
 def _step_of_row(ends: Tensor, rows: int) -> Tensor:
     """Which step each row of packed data belongs to, from where the steps end."""
-    return torch.bucketize(_range(ends, rows), ends, right=True)
+    # Not by torch.bucketize, which torch.onnx.export writes for the number of steps of the export.
+    ended = ends.new_zeros([rows + 1]).scatter_add(0, ends, torch.ones_like(ends))
+    return ended.cumsum(0).narrow(0, 0, rows)
 
 
 def _range(like: Tensor, end: int) -> Tensor:
