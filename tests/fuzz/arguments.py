@@ -136,7 +136,7 @@ class Maker:
             return normal(info.smallest_normal / 8)
         if self.values == "wild":
             exponents = torch.rand(sizes, generator=self.generator, dtype=torch.float64) * 2 - 1
-            return normal() * torch.tensor(info.max, dtype=torch.float64) ** (0.9 * exponents)
+            return normal() * torch.tensor(info.max, dtype=torch.float64) ** (0.45 * exponents)
         if kind == "gates":
             input_gate, output_gate, candidate = normal(1.5).chunk(3, -1)
             elu = torch.nn.functional.elu(candidate)

@@ -480,7 +480,8 @@ def check_layer(case: Case, statistics: Statistics, threads_matter: bool) -> Non
     check_values(case, names[: len(outputs)], outputs, expected[: len(outputs)], statistics)
     with torch.no_grad(), setting(case):
         check_same("inference", outputs, call())
-    if case.layers == 1 and not case.bidirectional and case.form == "padded":
+    one = case.layers == 1 and not case.bidirectional
+    if one and case.form == "padded" and case.time > 0:
         check_one_layer(call, outputs)
     if not any(case.differentiated):
         return
@@ -500,7 +501,7 @@ def check_layer(case: Case, statistics: Statistics, threads_matter: bool) -> Non
 
 
 def check_one_layer(call: LayerCall, outputs: list[Tensor]) -> None:
-    """Is the operator."""
+    """It is the operator."""
     case, named = call.case, call.named
     zeros = torch.zeros(1, case.batch, case.state, dtype=outputs[0].dtype)
     bias = named["bias_l0"] if case.bias else outputs[0].new_zeros(3 * case.state)
@@ -509,9 +510,8 @@ def check_one_layer(call: LayerCall, outputs: list[Tensor]) -> None:
             named["input"], named["weights_l0"], bias,
             named.get("h_0", zeros)[0], named.get("c_0", zeros)[0], None, False, call.resets,
         )  # fmt: skip
-    same = [output, *(states[-1:] for states in (output, cells) if case.time > 0), cells]
-    if case.time > 0:
-        check_same("operator", outputs, same[: len(outputs)])
+    same = [output, output[-1:], cells[-1:], cells]
+    check_same("operator", outputs, same[: len(outputs)])
 
 
 # -- Checks ----------------------------------------------------------------------------------------
