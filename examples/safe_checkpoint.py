@@ -42,11 +42,19 @@ NAMES = {(kind.__module__, kind.__name__): kind for kind in CLASSES} | {
 }
 
 
-class MetadataUnpickler(pickle.Unpickler):
+class MetadataUnpickler(pickle._Unpickler):  # the one in Python: what sets attributes can be refined
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in NAMES:
             raise pickle.UnpicklingError(f"{module}.{name} is no part of the metadata of tensors")
         return NAMES[module, name]
+
+    def load_build(self) -> None:
+        # A pickle may set attributes of whatever it can name: of classes too, for the whole process.
+        if type(self.stack[-2]) not in CLASSES:
+            raise pickle.UnpicklingError(f"expected no state of {self.stack[-2]}")
+        super().load_build()
+
+    dispatch = pickle._Unpickler.dispatch | {pickle.BUILD[0]: load_build}
 
 
 class SafeReader(dcp.FileSystemReader):

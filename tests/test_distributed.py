@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
+from pathlib import Path, PosixPath
 from random import Random, SystemRandom
 
 import dtensor_checks
@@ -494,6 +494,16 @@ def hostile_attribute_in_metadata(checkpoint, hostile):
     hostile_metadata(checkpoint, [Attribute(), hostile])
 
 
+def hostile_change_of_a_class(checkpoint, _):
+    """Leaves the metadata whole, and adds attributes to what it may name."""
+    file = checkpoint / ".metadata"
+    metadata = file.read_bytes().removesuffix(pickle.STOP)
+    for name in (b"torch.distributed.checkpoint.metadata\nMetadata", b"pathlib\nPosixPath"):
+        # GLOBAL, the state (None, {"changed": None}), BUILD, POP
+        metadata += b"c" + name + b"\nN}X\x07\0\0\0changedNs\x86b0"
+    file.write_bytes(metadata + pickle.STOP)
+
+
 def hostile_in_place_of_a_tensor(checkpoint, hostile):
     """The metadata says that an object was pickled there, not that a tensor was saved."""
     metadata = dcp.FileSystemReader(checkpoint).read_metadata()
@@ -517,6 +527,7 @@ def hostile_shard(checkpoint, hostile):
         hostile_metadata,
         hostile_part_of_metadata,
         hostile_attribute_in_metadata,
+        hostile_change_of_a_class,
         hostile_in_place_of_a_tensor,
         hostile_shard,
     ],
@@ -528,6 +539,8 @@ def test_example_runs_nothing_that_a_checkpoint_contains(
     attack(checkpoint, Hostile(str(marker)))
     assert_not_resumed(example, checkpoint, capsys, caplog)
     assert not marker.exists()
+    assert not hasattr(dcp.Metadata, "changed")
+    assert not hasattr(PosixPath, "changed")
 
 
 def assert_not_resumed(example, checkpoint, capsys, caplog):
