@@ -33,7 +33,7 @@ help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 demo: $(BUILT)  ## train a language model with the layer and run it four ways; DEMO_ARGS=--help
-	$(if $(filter --resume --help,$(DEMO_ARGS)),,rm -rf runs/demo)
+	$(if $(DEMO_ARGS),,rm -rf runs/demo)
 	$(PYTHON) examples/char_lm.py --output=runs/demo $(DEMO_ARGS)
 
 distributed: $(BUILT)  ## train it on two processes for a short time; DISTRIBUTED_ARGS=--help

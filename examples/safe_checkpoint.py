@@ -42,14 +42,14 @@ NAMES = {(kind.__module__, kind.__name__): kind for kind in CLASSES} | {
 }
 
 
-class MetadataUnpickler(pickle._Unpickler):  # the one in Python: what sets attributes can be refined
+class MetadataUnpickler(pickle._Unpickler):  # the one in Python, whose parts can be refined
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in NAMES:
             raise pickle.UnpicklingError(f"{module}.{name} is no part of the metadata of tensors")
         return NAMES[module, name]
 
     def load_build(self) -> None:
-        # A pickle may set attributes of whatever it can name: of classes too, for the whole process.
+        # A pickle may set attributes of whatever it can name, of classes too.
         if type(self.stack[-2]) not in CLASSES:
             raise pickle.UnpicklingError(f"expected no state of {self.stack[-2]}")
         super().load_build()

@@ -21,9 +21,11 @@ def size_as_int(owner: str, name: str, size: Any, least: int = 0) -> int:
     return value
 
 
-def check_flag(owner: str, name: str, flag: Any) -> None:
-    if not isinstance(flag, bool):
+def flag_as_bool(owner: str, name: str, flag: Any) -> bool:
+    """The flag, which may be one of NumPy."""
+    if not isinstance(flag, bool) and getattr(flag, "dtype", None) != "bool":
         raise TypeError(f"{owner}: expected {name} to be a bool, but got {_type_of(flag)}")
+    return bool(flag)
 
 
 def check_probability(owner: str, name: str, probability: Any) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from lltm_ops._checks import check_flag, check_tensor, refuse_hx, size_as_int
+from lltm_ops._checks import check_tensor, flag_as_bool, refuse_hx, size_as_int
 
 
 class LLTMCell(nn.Module):
@@ -59,7 +59,7 @@ class LLTMCell(nn.Module):
         super().__init__()
         self.input_size = size_as_int("lltm_ops.LLTMCell", "input_size", input_size)
         self.hidden_size = size_as_int("lltm_ops.LLTMCell", "hidden_size", hidden_size)
-        check_flag("lltm_ops.LLTMCell", "bias", bias)
+        bias = flag_as_bool("lltm_ops.LLTMCell", "bias", bias)
         rows, columns = 3 * self.hidden_size, self.hidden_size + self.input_size
         self.weights = nn.Parameter(torch.empty(rows, columns, device=device, dtype=dtype))
         if bias:

@@ -15,9 +15,9 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import PackedSequence
 
 from lltm_ops._checks import (
-    check_flag,
     check_probability,
     check_tensor,
+    flag_as_bool,
     refuse_hx,
     size_as_int,
 )
@@ -76,7 +76,7 @@ class LLTM(nn.Module):
     Raises:
         TypeError: for sizes that are no integers, options that are no bools, and arguments of a
             call that are no tensors.
-        ValueError: from the constructor, for sizes and probabilities that there are not.
+        ValueError: from the constructor, for sizes and probabilities out of range.
         RuntimeError: from the call, for tensors of other sizes, and as
             :func:`lltm_ops.sequence_forward`.
 
@@ -113,15 +113,6 @@ class LLTM(nn.Module):
         input_size = size_as_int("lltm_ops.LLTM", "input_size", input_size)
         hidden_size = size_as_int("lltm_ops.LLTM", "hidden_size", hidden_size, 1)
         num_layers = size_as_int("lltm_ops.LLTM", "num_layers", num_layers, 1)
-        for name, flag in (
-            ("bias", bias),
-            ("batch_first", batch_first),
-            ("bidirectional", bidirectional),
-            ("return_cells", return_cells),
-            ("variational_dropout", variational_dropout),
-            ("layer_norm", layer_norm),
-        ):
-            check_flag("lltm_ops.LLTM", name, flag)
         for name, probability in (
             ("dropout", dropout),
             ("recurrent_dropout", recurrent_dropout),
@@ -136,15 +127,17 @@ class LLTM(nn.Module):
         self.input_size = input_size
         self.hidden_size = hidden_size
         self.num_layers = num_layers
-        self.bias = bias
-        self.batch_first = batch_first
+        self.bias = flag_as_bool("lltm_ops.LLTM", "bias", bias)
+        self.batch_first = flag_as_bool("lltm_ops.LLTM", "batch_first", batch_first)
         self.dropout = float(dropout)
-        self.bidirectional = bidirectional
-        self.return_cells = return_cells
-        self.variational_dropout = variational_dropout
+        self.bidirectional = flag_as_bool("lltm_ops.LLTM", "bidirectional", bidirectional)
+        self.return_cells = flag_as_bool("lltm_ops.LLTM", "return_cells", return_cells)
+        self.variational_dropout = flag_as_bool(
+            "lltm_ops.LLTM", "variational_dropout", variational_dropout
+        )
         self.recurrent_dropout = float(recurrent_dropout)
         self.zoneout = float(zoneout)
-        self.layer_norm = layer_norm
+        self.layer_norm = flag_as_bool("lltm_ops.LLTM", "layer_norm", layer_norm)
         self._parameter_names: List[str] = []
         directions = ("", "_reverse") if bidirectional else ("",)
         for layer in range(num_layers):

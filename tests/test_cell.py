@@ -102,6 +102,13 @@ def test_sizes_of_other_types_become_ints(kind):
         assert repr(module) == repr(kind(5, 4))
 
 
+@pytest.mark.parametrize("kind", [lltm_ops.LLTMCell, lltm_ops.LLTM])
+def test_flags_may_be_of_numpy(kind):
+    numpy = pytest.importorskip("numpy")
+    module = kind(5, 4, bias=numpy.bool_(False))
+    assert repr(module) == repr(kind(5, 4, bias=False))
+
+
 def through_pickle(module):
     return pickle.loads(pickle.dumps(module))
 

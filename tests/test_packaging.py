@@ -129,11 +129,12 @@ def test_make_ignores_a_python_from_the_environment():
 
 
 def test_make_demo_runs_twice():
-    """It replaces what it left before, but for a training that goes on."""
+    """It replaces what it left before, and with options nothing."""
     assert "rm -rf runs/demo\n" in dry_run_of_demo()
-    assert "char_lm.py --output=runs/demo --seed=1\n" in dry_run_of_demo("DEMO_ARGS=--seed=1")
-    assert "rm -rf runs/demo" not in dry_run_of_demo("DEMO_ARGS=--threads 2 --resume")
-    assert "rm -rf runs/demo" not in dry_run_of_demo("DEMO_ARGS=--help")
+    for options in ("--seed=1", "--resume", "-h", "--output=elsewhere"):
+        printed = dry_run_of_demo(f"DEMO_ARGS={options}")
+        assert f"char_lm.py --output=runs/demo {options}\n" in printed
+        assert "rm -rf" not in printed
 
 
 def test_without_library(package_without_library):
