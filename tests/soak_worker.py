@@ -416,6 +416,7 @@ class Calls:
         self.failures: list[str] = []
         self.ending = False
         self.in_mode = False
+        self.in_handler = False
         self.interruptible = False
         self.errors = error_cases()
         self.messages = {case: self.message(*case) for case in self.errors}
@@ -494,7 +495,7 @@ class Calls:
         signal.signal(signal.SIGINT, self.interrupt)
         signal.signal(signal.SIGUSR1, self.compute_in_handler)
         signal.signal(signal.SIGALRM, self.compute_in_handler)
-        signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
+        self.set_alarm()
 
     def end(self, *_: Any) -> None:
         self.ending = True
@@ -507,13 +508,22 @@ class Calls:
 
     def compute_in_handler(self, *_: Any) -> None:
         self.counts["handled"] += 1
-        if self.in_mode or self.failures:
+        if self.in_mode or self.in_handler:
+            self.set_alarm()
             return
         try:
+            self.in_handler = True
             self.rng.choice(self.short).check_again()
             self.counts["calls"] += 1
         except Exception:
             self.failures.append(traceback.format_exc())
+        finally:
+            self.in_handler = False
+            self.set_alarm()
+
+    def set_alarm(self) -> None:
+        """After each handler: at fixed times, slow ones would interrupt one another for ever."""
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
 
     # What the process does.
 
@@ -568,7 +578,7 @@ class Calls:
         while not self.ending:
             report(self.counts)
             self.round()
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
         report(self.counts)
 
 
