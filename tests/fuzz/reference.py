@@ -356,6 +356,17 @@ def gate_parts(gates: Bounded) -> tuple[Bounded, Bounded, Bounded]:
     return gates[..., :size], gates[..., size : 2 * size], gates[..., 2 * size :]
 
 
+def _linear(of: Arithmetic, x: Bounded, weights: Bounded, bias: Bounded) -> Bounded:
+    """x @ weights.T + bias: added to the finished sum, or one of its terms, as in a BLAS."""
+    product = of.product(x, weights)
+    after = of.add(product, bias.map(lambda t: t.expand(product.value.shape)))
+    ones = Bounded(torch.ones(x.value.shape[0], 1, dtype=torch.float64), plain=True)
+    column = bias.map(lambda t: t.unsqueeze(1))
+    within = of.product(cat([x, ones], 1), cat([weights, column], 1))
+    either = Bounded(after.value, torch.maximum(after.error, within.error))
+    return _undecided_where(after.undecided | within.undecided, either)
+
+
 def forward(
     of: Arithmetic,
     input: Bounded,
@@ -365,8 +376,7 @@ def forward(
     old_cell: Bounded,
 ) -> tuple[Bounded, Bounded, Bounded]:
     """(new_h, new_cell, gates), as they are stored."""
-    sums = of.product(cat([old_h, input], 1), weights)
-    sums = of.add(sums, bias.map(lambda t: t.expand(sums.value.shape)))
+    sums = _linear(of, cat([old_h, input], 1), weights, bias)
     before = gate_parts(sums)
     input_gate, output_gate = of.sigmoid(before[0]), of.sigmoid(before[1])
     candidate = of.elu(before[2])
