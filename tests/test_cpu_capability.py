@@ -16,8 +16,11 @@ from common import assert_matches_float64, double, each_dtype, sample_inputs
 import lltm_ops
 
 TESTS = Path(__file__).parent
-# Derivatives of higher order run no other kernels than these.
-CHOSEN = "not cuda and not gradgradcheck and not gradcheck and not composite and not checkpointing"
+# Derivatives of higher order run no other kernels than these, and sizes of 0 none.
+CHOSEN = (
+    "not cuda and not gradgradcheck and not gradcheck and not composite and not checkpointing "
+    "and not of_nothing"
+)
 VALUE_TESTS = ["test_values.py", "test_gradients.py", "test_sequence.py"]
 # Of the kernels: portable and AVX2. Of oneDNN: AVX-512 without bfloat16, AVX2, and nothing that it
 # has products for, where PyTorch takes the BLAS. What the machine takes by itself runs in this
