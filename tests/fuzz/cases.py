@@ -65,8 +65,10 @@ MEDIUM = st.integers(0, 40)
 EDGES = st.sampled_from([15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 70, 96, 127, 128, 129])
 WIDE = st.sampled_from([100, 130, 192, 255, 256, 257, 259, 270, 300, 334])
 
-# Sizes in the order time, batch, features, state: what is drawn often stands often.
+FEW = st.sampled_from([0, 1, 3])
+# In the order time, batch, features, state.
 SIZES = {
+    "empty": (FEW, FEW, FEW, FEW),
     "tiny": (SMALL, SMALL, SMALL, SMALL),
     "small": (st.integers(0, 12), st.integers(0, 20), MEDIUM, MEDIUM),
     "edges": (st.integers(0, 12), EDGES, EDGES, EDGES),
@@ -75,7 +77,8 @@ SIZES = {
     # More rows than one chunk of backward has.
     "long": (st.integers(25, 45), st.integers(30, 60), SMALL, st.integers(1, 40)),
 }
-PROFILES = ("tiny", "small", "small", "small", "edges", "edges", "wide", "tall", "long")
+# What is drawn often stands often.
+PROFILES = ("empty", "tiny", "small", "small", "small", "edges", "edges", "wide", "tall", "long")
 # Products of a case, so that none takes seconds.
 MOST_PRODUCTS = 20_000_000
 
@@ -137,7 +140,7 @@ def cases(draw: st.DrawFn) -> Case:
         special=draw(mostly(None, st.sampled_from(SPECIALS), 4)),
         seed=draw(st.integers(0, 2**32 - 1)),
         threads=draw(st.integers(1, 4)),
-        composite=not is_module and draw(mostly(False, st.just(True), 5)),
+        composite=not is_module and draw(mostly(False, st.just(True), 4)),
         onednn=draw(mostly(True, st.just(False), 8)),
         form=form,
         layers=draw(st.integers(1, 3)) if call == "LLTM" else 1,
