@@ -49,7 +49,9 @@ def check_tensor(owner: str, name: str, value: Tensor, expected: str = "a tensor
 
 @torch.jit.unused
 def refuse_hx(owner: str, names: str, hx: Any) -> None:
-    found = len(hx) if isinstance(hx, (tuple, list)) else _type_of(hx)
+    found = _type_of(hx)
+    if isinstance(hx, (tuple, list)):
+        found = f"a {found} of {len(hx)}"
     raise TypeError(f"{owner}: expected hx to be a tuple {names} of two tensors, but got {found}")
 
 

@@ -5,6 +5,7 @@ import torch
 from common import (
     TOLERANCES,
     backward_inputs,
+    composite,
     double,
     each_device,
     each_sequence_kind,
@@ -138,9 +139,8 @@ def test_backward_keeps_its_dtypes(device, dtype, requires_grad):
 @pytest.mark.parametrize("name", ["forward", "_forward_with_gates"])
 def test_composite_formulas_keep_their_dtypes(name):
     """A device whose autocast we do not register gets the dtypes of its arguments, all alike."""
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.XPU)
     with torch.autocast("cpu", torch.bfloat16):
-        outputs = getattr(torch.ops.lltm, name).default.redispatch(keys, *sample_inputs())
+        outputs = composite(getattr(torch.ops.lltm, name))(*sample_inputs())
     assert {output.dtype for output in outputs} == {torch.float32}
 
 

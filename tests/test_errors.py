@@ -12,6 +12,7 @@ from common import (
     SEQUENCE_ARGUMENTS,
     SEQUENCE_BACKWARD_ARGUMENTS,
     backward_inputs,
+    composite,
     sample_inputs,
     sequence_backward_inputs,
     sequence_inputs,
@@ -364,11 +365,6 @@ def sequence_fake(*arguments):
         return torch.ops.lltm.sequence_forward(*arguments)
 
 
-def sequence_composite(*arguments):
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.XPU)
-    return torch.ops.lltm.sequence_forward.default.redispatch(keys, *arguments)
-
-
 def sequence_compiled(*arguments):
     torch._dynamo.reset()
     step = torch.compile(torch.ops.lltm.sequence_forward, backend="eager", fullgraph=True)
@@ -385,7 +381,7 @@ SEQUENCE_PATHS = [
     sequence_with_grad,
     sequence_on_meta,
     sequence_fake,
-    sequence_composite,
+    composite(torch.ops.lltm.sequence_forward),
     sequence_compiled,
     sequence_mapped,
 ]
@@ -399,7 +395,9 @@ def test_every_path_of_sequences_says_the_same_words(path, case):
     assert expected in message(path, arguments)
 
 
-@pytest.mark.parametrize("path", [sequence_with_grad, sequence_composite, sequence_mapped])
+@pytest.mark.parametrize(
+    "path", [sequence_with_grad, composite(torch.ops.lltm.sequence_forward), sequence_mapped]
+)
 @pytest.mark.parametrize("case", SEQUENCE_VALUE_CASES)
 def test_every_path_of_sequences_that_computes_checks_batch_sizes(path, case):
     arguments = sequence_arguments(case)
@@ -430,11 +428,6 @@ def on_meta(*arguments):
     return torch.ops.lltm.forward(*(tensor.to("meta") for tensor in arguments))
 
 
-def composite(*arguments):
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.XPU)
-    return torch.ops.lltm.forward.default.redispatch(keys, *arguments)
-
-
 def mapped(*arguments):
     return torch.func.vmap(torch.ops.lltm.forward, in_dims=(0, None, None, None, None))(
         arguments[0].unsqueeze(0), *arguments[1:]
@@ -454,7 +447,7 @@ PATHS = {
     "with_grad": with_grad,
     "meta": on_meta,
     "fake": fake,
-    "composite": composite,
+    "composite": composite(torch.ops.lltm.forward),
     "compile": compiled,
     "script": scripted,
     "vmap": mapped,
@@ -503,8 +496,7 @@ def backward_compiled(*arguments):
 
 
 def backward_composite(*arguments):
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.XPU)
-    return torch.ops.lltm.backward.default.redispatch(keys, *arguments, [True] * 5)
+    return composite(torch.ops.lltm.backward)(*arguments, [True] * 5)
 
 
 @pytest.mark.parametrize("path", [backward_on_meta, backward_compiled, backward_composite])
@@ -599,9 +591,9 @@ a number: lltm_ops.LLTMCell: expected input to be a tensor, but got float
 hx of one tensor: lltm_ops.LLTMCell: expected hx to be a tuple (h, c) of two tensors, but got Tensor
 hx of both in one tensor: lltm_ops.LLTMCell: expected hx to be a tuple (h, c) of two tensors, but got Tensor
 hx of a string: lltm_ops.LLTMCell: expected hx to be a tuple (h, c) of two tensors, but got str
-hx of nothing: lltm_ops.LLTMCell: expected hx to be a tuple (h, c) of two tensors, but got 0
-hx of one: lltm_ops.LLTMCell: expected hx to be a tuple (h, c) of two tensors, but got 1
-hx of three: lltm_ops.LLTMCell: expected hx to be a tuple (h, c) of two tensors, but got 3
+hx of nothing: lltm_ops.LLTMCell: expected hx to be a tuple (h, c) of two tensors, but got a tuple of 0
+hx of one: lltm_ops.LLTMCell: expected hx to be a tuple (h, c) of two tensors, but got a tuple of 1
+hx of three: lltm_ops.LLTMCell: expected hx to be a tuple (h, c) of two tensors, but got a list of 3
 hx of None: lltm_ops.LLTMCell: expected h to be a tensor, but got None
 hx of a tensor and None: lltm_ops.LLTMCell: expected c to be a tensor, but got None
 hx of lists: lltm_ops.LLTMCell: expected h to be a tensor, but got list
@@ -630,9 +622,9 @@ a number: lltm_ops.LLTM: expected input to be a tensor or a PackedSequence, but 
 hx of one tensor: lltm_ops.LLTM: expected hx to be a tuple (h_0, c_0) of two tensors, but got Tensor
 hx of both in one tensor: lltm_ops.LLTM: expected hx to be a tuple (h_0, c_0) of two tensors, but got Tensor
 hx of a string: lltm_ops.LLTM: expected hx to be a tuple (h_0, c_0) of two tensors, but got str
-hx of nothing: lltm_ops.LLTM: expected hx to be a tuple (h_0, c_0) of two tensors, but got 0
-hx of one: lltm_ops.LLTM: expected hx to be a tuple (h_0, c_0) of two tensors, but got 1
-hx of three: lltm_ops.LLTM: expected hx to be a tuple (h_0, c_0) of two tensors, but got 3
+hx of nothing: lltm_ops.LLTM: expected hx to be a tuple (h_0, c_0) of two tensors, but got a tuple of 0
+hx of one: lltm_ops.LLTM: expected hx to be a tuple (h_0, c_0) of two tensors, but got a tuple of 1
+hx of three: lltm_ops.LLTM: expected hx to be a tuple (h_0, c_0) of two tensors, but got a list of 3
 hx of None: lltm_ops.LLTM: expected h_0 to be a tensor, but got None
 hx of a tensor and None: lltm_ops.LLTM: expected c_0 to be a tensor, but got None
 hx of lists: lltm_ops.LLTM: expected h_0 to be a tensor, but got list

@@ -1,6 +1,5 @@
 """The gradients of lltm::forward: right, of any order, and no more of them than needed."""
 
-import functools
 import itertools
 import resource
 from pathlib import Path
@@ -14,6 +13,7 @@ from common import (
     TOLERANCES,
     assert_matches_float64,
     backward_inputs,
+    composite,
     double,
     each_device,
     each_dtype,
@@ -46,26 +46,25 @@ def test_gradients_match_reference(device, dtype, shape):
 
 
 def backward_of_cell(device, dtype, sizes):
-    return torch.ops.lltm.backward.default, backward_inputs(device, dtype, sizes[1:])
+    return torch.ops.lltm.backward, backward_inputs(device, dtype, sizes[1:])
 
 
 def backward_of_sequence(device, dtype, sizes):
     inputs = sequence_backward_inputs(device, dtype, sizes)
-    return torch.ops.lltm.sequence_backward.default, inputs
+    return torch.ops.lltm.sequence_backward, inputs
 
 
 @each_device
 @each_dtype
-@pytest.mark.parametrize("composite", [False, True])
+@pytest.mark.parametrize("by_formulas", [False, True])
 @pytest.mark.parametrize("operator", [backward_of_cell, backward_of_sequence])
 @pytest.mark.parametrize("zero", range(1, 16))
-def test_every_gradient_of_nothing_is_zero(device, dtype, composite, operator, zero):
+def test_every_gradient_of_nothing_is_zero(device, dtype, by_formulas, operator, zero):
     """Any of the sizes may be 0. Tests poison fresh memory, so what is not written shows."""
     sizes = tuple(0 if zero >> i & 1 else size for i, size in enumerate((2, 70, 3, 5)))
     op, inputs = operator(device, dtype, sizes)
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.XPU)
-    call = functools.partial(op.redispatch, keys) if composite else op
-    expected = op.redispatch(keys, *double(inputs), [True] * 5)
+    call = composite(op) if by_formulas else op
+    expected = composite(op)(*double(inputs), [True] * 5)
     for mask in itertools.product([False, True], repeat=5):
         for ours, exact, wanted in zip(call(*inputs, mask), expected, mask, strict=True):
             if not wanted:
@@ -83,8 +82,7 @@ def test_backward_with_each_argument_in_each_layout(device, argument, layout):
     inputs = backward_inputs(device)
     position = BACKWARD_ARGUMENTS.index(argument)
     inputs[position] = LAYOUTS[layout](inputs[position])
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.XPU)
-    expected = torch.ops.lltm.backward.default.redispatch(keys, *double(inputs), [True] * 5)
+    expected = composite(torch.ops.lltm.backward)(*double(inputs), [True] * 5)
     for ours, exact in zip(lltm_ops.backward(*inputs), expected, strict=True):
         assert_matches_float64(ours, exact)
 
@@ -204,10 +202,9 @@ def operators_called(fn) -> list[str]:
 )
 def test_composite_formulas_compute_only_products_that_are_wanted(wanted, products):
     """CUDA has its products from the same function."""
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.XPU)
     mask = [i in wanted for i in range(5)]
-    backward = torch.ops.lltm.backward.default
-    called = operators_called(lambda: backward.redispatch(keys, *backward_inputs(), mask))
+    backward = composite(torch.ops.lltm.backward)
+    called = operators_called(lambda: backward(*backward_inputs(), mask))
     assert called.count("aten::mm") == products
 
 

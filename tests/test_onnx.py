@@ -234,6 +234,16 @@ def test_what_runs_step_by_step_is_unrolled(slow):
     assert "Scan" not in {node.op_type for node in run.model.graph.node}
 
 
+@pytest.mark.parametrize("slow", [{"layer_norm": True}, {"zoneout": 0.3}], ids=str)
+def test_what_runs_step_by_step_takes_as_many_packed_steps(slow):
+    layer = lltm_ops.LLTM(5, 6, **slow).eval()
+    input, state = torch.randn(8, 5), (torch.randn(1, 4, 6), torch.randn(1, 4, 6))
+    run = exported(layer, (input, state, None, torch.tensor([4, 3, 1])), None)
+    for batch_sizes in ([4, 3, 1], [4, 2, 2], [4, 4, 0]):
+        arguments = (input, state, None, torch.tensor(batch_sizes))
+        assert_close(run(*arguments), layer(*arguments))
+
+
 @pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}], ids=str)
 @pytest.mark.parametrize("with_state", [False, True])
 @pytest.mark.parametrize("with_resets", [False, True])

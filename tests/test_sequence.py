@@ -14,6 +14,7 @@ from common import (
     SEQUENCE_SHAPES,
     TOLERANCES,
     assert_matches_float64,
+    composite,
     double,
     each_device,
     each_dtype,
@@ -30,7 +31,6 @@ import lltm_ops
 
 forward = torch.ops.lltm.sequence_forward
 backward = torch.ops.lltm.sequence_backward
-XPU = torch._C.DispatchKeySet(torch._C.DispatchKey.XPU)
 SMALL = (3, 2, 2, 3)
 # Rounding of one step is amplified by the next: relative to the largest value, as far as this.
 GROWTH = 10
@@ -163,7 +163,7 @@ def test_backward_with_each_argument_in_each_layout(device, kind, layout):
         inputs = sequence_backward_inputs(device, shape=(5, 3, 6, 4), kind=kind)
         position = SEQUENCE_BACKWARD_ARGUMENTS.index(name)
         inputs[position] = LAYOUTS[layout](inputs[position])
-        expected = backward.default.redispatch(XPU, *double(inputs), [True] * 5)
+        expected = composite(backward)(*double(inputs), [True] * 5)
         assert_close(backward(*inputs), expected, torch.float32)
 
 
@@ -172,10 +172,10 @@ def test_backward_with_each_argument_in_each_layout(device, kind, layout):
 @each_sequence_kind
 def test_a_device_without_kernels_takes_the_composite_formulas(device, dtype, kind):
     inputs = sequence_inputs(dtype=dtype, kind=kind)
-    outputs = forward.default.redispatch(XPU, *inputs)
+    outputs = composite(forward)(*inputs)
     assert_close(outputs, sequence_reference(*double(inputs)), dtype)
     inputs = sequence_backward_inputs(dtype=dtype, kind=kind)
-    ours = backward.default.redispatch(XPU, *inputs, [True] * 5)
+    ours = composite(backward)(*inputs, [True] * 5)
     assert_close(ours, backward(*double(inputs)), dtype)
 
 

@@ -42,7 +42,6 @@ class Outcome:
     undecided: int = 0
     worst: float = 0.0
     failure: str | None = None
-    check: str | None = None
 
     def add(self, other: Outcome) -> None:
         self.cases += other.cases
@@ -50,7 +49,7 @@ class Outcome:
         self.undecided += other.undecided
         self.worst = max(self.worst, other.worst)
         if self.failure is None:
-            self.failure, self.check = other.failure, other.check
+            self.failure = other.failure
 
 
 def repeat_line(path: str, case: str) -> str:
@@ -87,7 +86,7 @@ def run_process(path: str, seed: int, count: int, options: argparse.Namespace) -
                     written = journal.stat()
                     waited = time.time() - written.st_mtime
                     # Until the first case, it imports.
-                    if written.st_size > 0 and waited > options.seconds_of_a_case:
+                    if written.st_size > 0 and waited > SECONDS_OF_A_CASE:
                         hangs = True
                         process.send_signal(signal.SIGABRT)  # faulthandler says where
             output.seek(0)
@@ -97,10 +96,8 @@ def run_process(path: str, seed: int, count: int, options: argparse.Namespace) -
             return Outcome(**json.loads(lines[-1]))
         written = journal.read_text().split(maxsplit=1)
         done, case = (int(written[0]), written[1]) if written else (0, "")
-        check = "hangs" if hangs else f"dies with {process.returncode}"
-        return Outcome(
-            done, failure=f"{check}\n{repeat_line(path, case)}\n{text[-3000:]}", check=check
-        )
+        how = "hangs" if hangs else f"dies with {process.returncode}"
+        return Outcome(done, failure=f"{how}\n{repeat_line(path, case)}\n{text[-3000:]}")
 
 
 def work(options: argparse.Namespace) -> int:
@@ -109,10 +106,12 @@ def work(options: argparse.Namespace) -> int:
 
     import hypothesis
 
+    from tests.poison import poison_fresh_memory
+
     from . import cases, checks
 
     warnings.filterwarnings("ignore", message="TF32 acceleration")
-    checks.poison()
+    poison_fresh_memory()
     statistics = checks.Statistics()
     threads_matter = options.path == "onednn-none"
     outcome = Outcome()
@@ -149,7 +148,6 @@ def work(options: argparse.Namespace) -> int:
         hypothesis.seed(options.seed)(settings(hypothesis.given(cases.cases())(run)))()
     except Exception:
         line, error = falsifying[-1]
-        outcome.check = getattr(error, "check", type(error).__name__)
         outcome.failure = f"{error}\n{repeat_line(options.path, line)}"
     outcome.elements, outcome.undecided = statistics.elements, statistics.undecided
     outcome.worst = statistics.worst
@@ -199,9 +197,6 @@ def main() -> int:
     parser.add_argument("--case", help="a case to repeat, as a failure prints it")
     parser.add_argument(
         "--no-shrink", dest="shrink", action="store_false", help="print the first failure as it is"
-    )
-    parser.add_argument(
-        "--seconds-of-a-case", type=int, default=SECONDS_OF_A_CASE, help=argparse.SUPPRESS
     )
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,19 +40,17 @@ class Statistics:
     worst: float = 0.0
 
 
-def poison() -> None:
-    """From now on, memory that is not initialised holds nan, as in tests/conftest.py."""
-    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
-    ctypes.c_bool.in_dll(library, "FLAGS_caffe2_cpu_allocator_do_junk_fill").value = True
-
-
 def run_case(case: Case, statistics: Statistics, threads_matter: bool = False) -> None:
     """Raises Fault.
 
     threads_matter: products come from the BLAS, whose rounding depends on how they are divided.
     """
-    check = {"LLTMCell": check_cell, "LLTM": check_layer}.get(case.call, check_operator)
-    check(case, statistics, threads_matter)
+    if case.call == "LLTMCell":
+        check_cell(case, statistics)
+    elif case.call == "LLTM":
+        check_layer(case, statistics)
+    else:
+        check_operator(case, statistics, threads_matter)
 
 
 @contextlib.contextmanager
@@ -275,7 +271,7 @@ def check_gradients(
             check_values(case, [f"gradient of {name}"], [tensor], [exact], statistics)
 
 
-def check_cell(case: Case, statistics: Statistics, threads_matter: bool) -> None:
+def check_cell(case: Case, statistics: Statistics) -> None:
     make = maker_of(case)
     batch = () if case.form == "unbatched" else (case.batch,)
     f, s = case.features, case.state
@@ -456,7 +452,7 @@ class LayerCall:
         return reference.Layers(arithmetic_of(case), runs, parameters)
 
 
-def check_layer(case: Case, statistics: Statistics, threads_matter: bool) -> None:
+def check_layer(case: Case, statistics: Statistics) -> None:
     make = maker_of(case)
     call = LayerCall(case, make)
     make.watch()
