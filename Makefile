@@ -27,7 +27,7 @@ PYTHON := $(VENV)/bin/python
 BUILT := $(VENV)/.built
 endif
 
-.PHONY: help demo distributed test fuzz mutants sanitize soak bench scaling sweep lengths onnx extra-onnx lint format cuda-check wheel compat gpu clean in-place FORCE
+.PHONY: help demo distributed test fuzz mutants recurrence sanitize soak bench scaling sweep lengths onnx extra-onnx lint format cuda-check wheel compat gpu clean in-place FORCE
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -66,6 +66,9 @@ scaling: $(BUILT)  ## time training on two processes beside one; SCALING_ARGS=--
 sanitize: $(BUILT)  ## library and tests with AddressSanitizer, UBSan and ThreadSanitizer; SANITIZE_ARGS=--short
 	tests/sanitize/run $(PYTHON) $(SANITIZE_ARGS)
 
+recurrence: $(BUILT)  ## the recurrence for GPUs in the emulator, at 1024 units on 128 blocks
+	$(PYTHON) -m pytest tests/test_cuda_recurrence.py --at-full-size
+
 soak: $(BUILT)  ## an hour of calls, threads, errors, forks and signals; SOAK_ARGS=--help
 	$(PYTHON) tests/soak.py $(SOAK_ARGS)
 
@@ -73,12 +76,12 @@ lint: $(VENV)/.lint  ## ruff, mypy, clang-format
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	$(VENV)/bin/clang-format --dry-run --Werror $$(git ls-files 'csrc/*' 'benchmarks/*.cpp' 'tests/*.cpp' 'tests/*.h' 'examples/*.cpp')
+	$(VENV)/bin/clang-format --dry-run --Werror $$(git ls-files 'csrc/*' 'benchmarks/*.cpp' 'tests/*.cpp' 'tests/*.h' 'tests/*.cuh' 'examples/*.cpp')
 
 format: $(VENV)/.lint  ## let ruff and clang-format rewrite the sources
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
-	$(VENV)/bin/clang-format -i $$(git ls-files 'csrc/*' 'benchmarks/*.cpp' 'tests/*.cpp' 'tests/*.h' 'examples/*.cpp')
+	$(VENV)/bin/clang-format -i $$(git ls-files 'csrc/*' 'benchmarks/*.cpp' 'tests/*.cpp' 'tests/*.h' 'tests/*.cuh' 'examples/*.cpp')
 
 onnx: extra-onnx  ## install the extra onnx, and run the tests that need it
 	$(PYTHON) -m pytest tests/test_onnx.py tests/test_docs.py
@@ -105,7 +108,8 @@ compat:  ## run the CPU tests on the oldest and the newest supported torch
 	FORCE_CPU=1 $(MAKE) test VENV=.venv-cuda TORCH=$(OLDEST_TORCH)
 	FORCE_CPU=1 $(MAKE) test VENV=.venv-newest TORCH=$(NEWEST_TORCH)
 
-gpu:  ## on a machine with a GPU: tests, compute-sanitizer, probes, benchmark, with the torch of python3
+gpu: export CUDA_HOME ?= /usr/local/cuda
+gpu:  ## on a machine with a GPU: tests, compute-sanitizer, times, with the torch of python3; GPU_ARGS=--help
 	$(MAKE) in-place PYTHON=python3
 	python3 benchmarks/gpu.py $(GPU_ARGS)
 

@@ -145,20 +145,20 @@ def run(
     timing.load_native()
     timing.settle_allocator()
     threads = args.threads if args.device == "cpu" else [1]
-    rows = []
+    described = timing.describe(args.device, args.dtype) | {"title": title, "rounds": args.rounds}
+    file = args.output / f"{name}_{args.device}_{args.dtype}.json"
+    rows: list[dict[str, Any]] = []
     total = len(args.shapes) * len(threads) * (4 if args.device == "cuda" else 2)
     with tqdm(total=total, desc="timing", unit="row") as progress:
         for count in threads:
             torch.set_num_threads(count)
-            of_this_count = []
+            before = len(rows)
             for shape in args.shapes:
                 sizes = tuple(map(int, shape.split("x")))
                 for row in measure_shape(sizes, args, progress):
-                    of_this_count.append({"shape": " x ".join(map(str, sizes))} | row)
+                    rows.append({"shape": " x ".join(map(str, sizes))} | row)
+                timing.write(described | {"rows": rows}, file)
             if args.device == "cpu":
-                add_share_of_roof(of_this_count)
-            rows += of_this_count
+                add_share_of_roof(rows[before:])
     print_table(rows, shape_names)
-    described = timing.describe(args.device, args.dtype) | {"title": title, "rounds": args.rounds}
-    file = args.output / f"{name}_{args.device}_{args.dtype}.json"
     timing.save(described | {"rows": rows}, "plot_contest", file)

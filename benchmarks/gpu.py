@@ -1,14 +1,17 @@
-"""Everything that needs a GPU, in one go: tests, compute-sanitizer, probes, benchmark.
+"""Everything that needs a GPU: tests, compute-sanitizer, times. Each part can be run by itself.
 
-Each part prints a line and writes a JSON file; one that fails or takes too long stops none of the
-others. The library has to be built in place.
+A part ends in under nine minutes, prints a line and writes a JSON file. One that fails or takes too
+long stops none of the others, and loses nothing that it has written. The library has to be built in
+place.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -20,26 +23,68 @@ from typing import Any
 from xml.etree import ElementTree
 
 import torch
+from torch.utils.cpp_extension import CUDA_HOME, include_paths
 
 import lltm_ops
 
 ROOT = Path(__file__).parent.parent
 BENCHMARKS = Path(__file__).parent
-# pytest's names, of what is small and comes by every kernel.
-SANITIZED = "cuda and float32 and not 1100 and (test_values_and_gradients or test_forward_matches)"
-SANITIZERS = ("memcheck", "racecheck", "initcheck")
+GRACE = 10  # seconds between SIGINT and SIGKILL
+RECURRENCE = ROOT / "tests" / "recurrence"
+# pytest's names of what every way of a sequence has to pass.
+OF_SEQUENCES = "cuda and (sequence or half_types)"
+SANITIZERS = ("memcheck", "racecheck", "synccheck")
 
 
 def finish(command: list[str], seconds: float, log: Path, **environment: str) -> int | str:
-    """The exit status, or that there was none in time."""
+    """The exit status, or that there was none in time.
+
+    Then all processes of the command get SIGINT, by which pytest still writes its report, and
+    SIGKILL, by which nobody goes on using the GPU.
+    """
     with log.open("w") as output:
         try:
-            return subprocess.run(
-                command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, timeout=seconds,
-                env=os.environ | environment,
-            ).returncode  # fmt: skip
-        except (OSError, subprocess.TimeoutExpired) as error:
+            process = subprocess.Popen(
+                command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT,
+                env=os.environ | environment, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
             return type(error).__name__
+        try:
+            return process.wait(seconds)
+        except subprocess.TimeoutExpired as error:
+            os.killpg(process.pid, signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE)
+            return type(error).__name__
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def verdict(statuses: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "ok": all(status == 0 for status in statuses.values()),
+        "summary": ", ".join(f"{name} {status}" for name, status in statuses.items()),
+        "statuses": statuses,
+    }
+
+
+class Commands:
+    """One after the other, until the time of a part is over."""
+
+    def __init__(self, folder: Path, seconds: float) -> None:
+        self.folder = folder
+        self.end = time.monotonic() + seconds
+        self.statuses: dict[str, Any] = {}
+
+    def run(self, name: str, command: list[str], most: float = 600, **environment: str) -> bool:
+        left = min(most, self.end - time.monotonic())
+        log = self.folder / f"{name.replace(' ', '_')}.log"
+        status = finish(command, left, log, **environment) if left > 0 else "no time left"
+        self.statuses[name] = status
+        return status == 0
 
 
 def read_results(report: Path) -> tuple[Counter[str], list[str]]:
@@ -56,8 +101,53 @@ def read_results(report: Path) -> tuple[Counter[str], list[str]]:
     return counts, failed
 
 
+def compile_check(commands: Commands) -> Path:
+    """tests/recurrence/check.cpp for this GPU: a program without Python."""
+    program = commands.folder / "check"
+    major, minor = torch.cuda.get_device_capability()
+    command = [
+        f"{CUDA_HOME}/bin/nvcc",
+        "-std=c++20",
+        "-O3",
+        "-lineinfo",
+        f"-arch=sm_{major}{minor}",
+    ]
+    command += ["--expt-relaxed-constexpr", f"-I{ROOT / 'csrc'}", f"-I{RECURRENCE}"]
+    command += [f"-I{path}" for path in include_paths()]
+    sources = [RECURRENCE / "check.cpp", ROOT / "csrc" / "cuda" / "lltm_recurrence_kernel.cu"]
+    commands.run("compile", [*command, "-x", "cu", *map(str, sources), "-o", str(program)])
+    return program
+
+
+def run_truth(folder: Path, seconds: float) -> dict[str, Any]:
+    """The recurrence against double, first by itself; then the tests of it in PyTorch."""
+    commands = Commands(folder, seconds)
+    program = compile_check(commands)
+    for repeat in range(20):
+        # A hang is one, not twenty.
+        options = [f"--seed={1000 * repeat}", "--cases=50", "--units=1024", "--blocks=100"]
+        if not commands.run(f"check {repeat}", [str(program), *options], 30):
+            break
+    pytest = [sys.executable, "-m", "pytest", "-q", "-x", "-k", OF_SEQUENCES]
+    pytest += ["tests/test_cuda.py", "tests/test_sequence.py"]
+    for on in ("0", "1"):
+        commands.run(f"recurrence {on}", pytest, 150, LLTM_CUDA_RECURRENCE=on)
+    return verdict(commands.statuses)
+
+
+def run_checkers(folder: Path, seconds: float) -> dict[str, Any]:
+    """compute-sanitizer, on a program without Python."""
+    commands = Commands(folder, seconds)
+    program = compile_check(commands)
+    for tool in SANITIZERS:
+        command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "99"]
+        command += ["--report-api-errors", "no", str(program)]
+        commands.run(tool, [*command, "--cases=10", "--units=256"], 150)
+    return verdict(commands.statuses)
+
+
 def run_tests(folder: Path, seconds: float) -> dict[str, Any]:
-    """All that a GPU runs, each file in a process of its own, several at a time."""
+    """All that a GPU runs, each file in a process of its own, three at a time."""
     end = time.monotonic() + seconds
 
     def run_file(file: Path) -> tuple[str, Any]:
@@ -68,8 +158,10 @@ def run_tests(folder: Path, seconds: float) -> dict[str, Any]:
         status = finish([*command, str(file)], left, folder / f"{file.stem}.log")
         return file.stem, (status, *read_results(report))
 
-    with ThreadPoolExecutor(max(1, min(8, (os.cpu_count() or 1) // 2))) as pool:
-        results = dict(pool.map(run_file, sorted((ROOT / "tests").glob("test_*.py"))))
+    # The longest begin first.
+    files = sorted((ROOT / "tests").glob("test_*.py"), key=lambda file: -file.stat().st_size)
+    with ThreadPoolExecutor(3) as pool:
+        results = dict(pool.map(run_file, files))
     counts = sum((counts for _, counts, _ in results.values()), Counter())
     no_tests = 5  # pytest's status
     return {
@@ -80,63 +172,44 @@ def run_tests(folder: Path, seconds: float) -> dict[str, Any]:
     }
 
 
-def run_sanitizers(folder: Path, seconds: float) -> dict[str, Any]:
-    """Short tests under each tool of compute-sanitizer, all at a time."""
-
-    def run_tool(tool: str) -> tuple[str, Any]:
-        log = folder / f"{tool}.log"
-        # initcheck has to see what other kernels write.
-        only = [] if tool == "initcheck" else ["--kernel-name", "kns=pointwise_kernel_device"]
-        command = ["compute-sanitizer", "--tool", tool, *only, "--error-exitcode", "99"]
-        command += [sys.executable, "-m", "pytest", "-q", "-x", "-k", SANITIZED]
-        command += ["tests/test_values.py", "tests/test_sequence.py"]
-        # Blocks of their own, of which the end is known.
-        status = finish(command, seconds, log, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
-        return tool, {"status": status, "end": log.read_text().splitlines()[-5:]}
-
-    with ThreadPoolExecutor(len(SANITIZERS)) as pool:
-        results = dict(pool.map(run_tool, SANITIZERS))
-    return {
-        "ok": all(result["status"] == 0 for result in results.values()),
-        "summary": ", ".join(f"{tool} {result['status']}" for tool, result in results.items()),
-        "tools": results,
-    }
-
-
-def run_scripts(folder: Path, seconds: float, name: str, *commands: list[str]) -> dict[str, Any]:
+def run_scripts(folder: Path, seconds: float, *scripts: list[str]) -> dict[str, Any]:
     """Scripts of this folder one after the other, which write their figures themselves."""
-    end = time.monotonic() + seconds
-    statuses = {}
-    for i, (script, *options) in enumerate(commands):
+    commands = Commands(folder, seconds)
+    for script, *options in scripts:
         command = [sys.executable, str(BENCHMARKS / script), *options, "--output", str(folder)]
-        left = max(1.0, end - time.monotonic())
-        statuses[" ".join([script, *options])] = finish(command, left, folder / f"{name}_{i}.log")
-    return {
-        "ok": all(status == 0 for status in statuses.values()),
-        "summary": ", ".join(f"{script} {status}" for script, status in statuses.items()),
-        "statuses": statuses,
-    }
+        commands.run(" ".join([script, *options]), command)
+    return verdict(commands.statuses)
+
+
+def run_times(folder: Path, seconds: float) -> dict[str, Any]:
+    dtypes = ("bfloat16", "float16", "float32")
+    return run_scripts(folder, seconds, *(["recurrence.py", "--dtype", dtype] for dtype in dtypes))
 
 
 def run_probes(folder: Path, seconds: float) -> dict[str, Any]:
-    return run_scripts(folder, seconds, "probes", ["probes.py"])
+    return run_scripts(folder, seconds, ["probes.py"])
 
 
 def run_benchmark(folder: Path, seconds: float) -> dict[str, Any]:
-    commands = [
-        [script, "--device", "cuda", "--dtype", dtype, "--rounds", "3"]
-        for dtype in ("float32", "bfloat16")
-        for script in ("cell.py", "sequence.py")
-    ]
-    return run_scripts(folder, seconds, "benchmark", *commands)
+    return run_scripts(
+        folder,
+        seconds,
+        *(
+            [script, "--device", "cuda", "--dtype", dtype, "--rounds", "3"]
+            for dtype in ("float32", "bfloat16")
+            for script in ("cell.py", "sequence.py")
+        ),
+    )
 
 
-# With the seconds that each may take: under eight minutes together.
+# In the order in which a first look at a GPU needs them; with the seconds that each may take.
 PARTS: dict[str, tuple[Callable[[Path, float], dict[str, Any]], float]] = {
-    "tests": (run_tests, 170),
-    "sanitizers": (run_sanitizers, 90),
-    "probes": (run_probes, 60),
-    "benchmark": (run_benchmark, 140),
+    "truth": (run_truth, 480),
+    "checkers": (run_checkers, 500),
+    "times": (run_times, 500),
+    "tests": (run_tests, 500),
+    "probes": (run_probes, 120),
+    "benchmark": (run_benchmark, 400),
 }
 
 

@@ -75,17 +75,20 @@ def main() -> None:
     probed = hardware()
     for name, value in probed.items():
         print(f"{name}: {value}")
-    rows = []
-    dtypes = (torch.float16, torch.bfloat16, torch.float32)
-    for size in tqdm(args.sizes, desc="nn.LSTM", unit="size"):
-        rows += [measure_lstm(size, dtype, args) for dtype in dtypes]
-    for row in rows:
-        times = ", ".join(f"{what} {t:.2f} us" for what, t in row["microseconds_per_step"].items())
-        print(f"nn.LSTM {row['size']} {row['dtype']}: {times} a step")
+    rows: list[dict[str, Any]] = []
     described = timing.describe("cuda", "float16, bfloat16, float32") | {
         "time": args.time, "batch": args.batch, "microseconds": probed, "nn.LSTM": rows,
     }  # fmt: skip
-    timing.save(described, None, args.output / "probes_cuda.json")
+    file = args.output / "probes_cuda.json"
+    dtypes = (torch.float16, torch.bfloat16, torch.float32)
+    for size in tqdm(args.sizes, desc="nn.LSTM", unit="size"):
+        for dtype in dtypes:
+            rows.append(measure_lstm(size, dtype, args))
+            timing.write(described, file)
+    for row in rows:
+        times = ", ".join(f"{what} {t:.2f} us" for what, t in row["microseconds_per_step"].items())
+        print(f"nn.LSTM {row['size']} {row['dtype']}: {times} a step")
+    timing.save(described, None, file)
 
 
 if __name__ == "__main__":

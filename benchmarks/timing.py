@@ -98,10 +98,17 @@ def machine(device: str) -> str:
     return f"{name}, {os.cpu_count()} cores, {capability}"
 
 
+def write(run: dict[str, Any], file: Path) -> None:
+    """Writes the JSON file, all of it or nothing: also before the last row, which may fail."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = file.with_suffix(".unfinished")
+    unfinished.write_text(json.dumps(run, indent=1) + "\n")
+    unfinished.replace(file)
+
+
 def save(run: dict[str, Any], plot: str | None, file: Path) -> None:
     """Writes the JSON file, and, if there is one, its picture, where matplotlib is installed."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(run, indent=1) + "\n")
+    write(run, file)
     print(f"wrote {file}")
     if plot is None:
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -263,3 +263,18 @@ def assert_matches_float64(actual: Tensor, expected: Tensor, **tolerance: float)
     assert actual.is_contiguous()
     tolerance = tolerance or TOLERANCES[actual.dtype]
     torch.testing.assert_close(actual.detach().to("cpu", torch.float64), expected, **tolerance)
+
+
+# Rounding of one step is amplified by the next: relative to the largest value, as far as this.
+GROWTH = 10
+
+
+def assert_sequences_match(
+    actual: Sequence[Tensor], expected: Sequence[Tensor], dtype: torch.dtype
+) -> None:
+    """As assert_matches_float64, for results of many steps, or sums over them."""
+    for ours, exact in zip(actual, expected, strict=True):
+        assert ours.dtype == dtype
+        scale = max(1.0, exact.abs().max().item()) if exact.numel() else 1.0
+        tolerance = TOLERANCES[dtype]["atol"] * GROWTH * scale
+        assert_matches_float64(ours, exact.detach(), rtol=0, atol=tolerance)

@@ -1,8 +1,11 @@
-// What the CUDA kernels compute, thread by thread, on the host: the operators
-// of test_cuda_on_host.py.
+// What the CUDA kernels compute, on the host: the operators of
+// test_cuda_without_gpu.py. Pointwise kernels run thread by thread, the
+// recurrence in the emulator.
 
 #include "cuda/lltm_pointwise.h"
+#include "cuda/lltm_sequence_impl.h"
 #include "cuda/row_grid.h"
+#include "recurrence/emulated_backend.h"
 
 #include <ATen/Dispatch.h>
 #include <ATen/core/Tensor.h>
@@ -10,6 +13,7 @@
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
+#include <cstring>
 #include <tuple>
 
 namespace {
@@ -37,11 +41,11 @@ at::Tensor visits(int64_t rows, int64_t columns) {
 }
 
 template <bool write_gates>
-void forward(
+std::tuple<at::Tensor, at::Tensor> forward(
     const at::Tensor& gates,
-    const at::Tensor& old_cell,
-    const at::Tensor& new_h,
-    const at::Tensor& new_cell) {
+    const at::Tensor& old_cell) {
+  auto new_h = at::empty_like(old_cell);
+  auto new_cell = at::empty_like(old_cell);
   AT_DISPATCH_FLOATING_TYPES_AND2(
       at::kHalf, at::kBFloat16, gates.scalar_type(), "forward", [&] {
         run_grid(
@@ -54,65 +58,94 @@ void forward(
                 new_h.mutable_data_ptr<scalar_t>(),
                 new_cell.mutable_data_ptr<scalar_t>()});
       });
-}
-
-// Overwrites gates if they are to be kept.
-std::tuple<at::Tensor, at::Tensor> pointwise_forward(
-    const at::Tensor& gates,
-    const at::Tensor& old_cell,
-    bool write_gates) {
-  auto new_h = at::empty_like(old_cell);
-  auto new_cell = at::empty_like(old_cell);
-  (write_gates ? forward<true>
-               : forward<false>)(gates, old_cell, new_h, new_cell);
   return {new_h, new_cell};
 }
 
-template <bool in_sequence>
-void backward(
+// (d_gates, d_cell)
+std::tuple<at::Tensor, at::Tensor> backward(
     const at::Tensor& grad_h,
     const at::Tensor& grad_cell,
     const at::Tensor& new_cell,
-    const at::Tensor& gates,
-    const at::Tensor& d_h,
-    const at::Tensor& d_gates,
-    const at::Tensor& d_cell) {
+    const at::Tensor& gates) {
+  auto d_gates = at::empty_like(gates);
+  auto d_cell = at::empty_like(grad_cell);
   AT_DISPATCH_FLOATING_TYPES_AND2(
       at::kHalf, at::kBFloat16, gates.scalar_type(), "backward", [&] {
-        using Unit = lltm::BackwardUnit<scalar_t, in_sequence>;
         run_grid(
             new_cell.size(0),
             new_cell.size(1),
-            Unit{
+            lltm::BackwardUnit<scalar_t>{
                 new_cell.size(1),
                 grad_h.const_data_ptr<scalar_t>(),
                 grad_cell.const_data_ptr<scalar_t>(),
                 new_cell.const_data_ptr<scalar_t>(),
                 gates.const_data_ptr<scalar_t>(),
-                in_sequence ? d_h.const_data_ptr<scalar_t>() : nullptr,
                 d_gates.mutable_data_ptr<scalar_t>(),
-                d_cell.mutable_data_ptr<typename Unit::d_cell_t>()});
+                d_cell.mutable_data_ptr<scalar_t>()});
       });
+  return {d_gates, d_cell};
 }
 
-// d_h, and what d_cell holds, count if in_sequence.
-at::Tensor pointwise_backward(
-    const at::Tensor& grad_h,
-    const at::Tensor& grad_cell,
-    const at::Tensor& new_cell,
-    const at::Tensor& gates,
-    const at::Tensor& d_h,
-    const at::Tensor& d_cell,
-    bool in_sequence) {
-  auto d_gates = at::empty_like(gates);
-  (in_sequence ? backward<true> : backward<false>)(grad_h,
-                                                   grad_cell,
-                                                   new_cell,
-                                                   gates,
-                                                   d_h,
-                                                   d_gates,
-                                                   d_cell);
-  return d_gates;
+// What a GPU does with a sequence. The launches that it accepts: of 0, steps
+// run one by one.
+int64_t accepted_launches = 0;
+int64_t recurrences = 0;
+
+struct HostDevice {
+  // So that a few steps are several chunks.
+  static constexpr int64_t kBytesOfGates = 4096;
+
+  struct Guard {
+    explicit Guard(c10::Device) {}
+  };
+
+  template <typename Body>
+  static void pointwise(int64_t rows, int64_t columns, const Body& body) {
+    run_grid(rows, columns, body);
+  }
+
+  static void
+  mm_out(at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {
+    out.copy_(a.to(out.scalar_type()).mm(b.to(out.scalar_type())));
+  }
+
+  static bool recurrence_is_on() {
+    return accepted_launches > 0;
+  }
+
+  static void fill_sentinel(const at::Tensor& tensor) {
+    std::memset(tensor.mutable_data_ptr(), 0xff, tensor.nbytes());
+  }
+
+  template <typename scalar_t>
+  static bool forward(const lltm::recurrence::Forward<scalar_t>& args) {
+    if (accepted_launches-- <= 0) {
+      return false;
+    }
+    ++recurrences;
+    const int tiles = 1 << recurrences % 3;
+    backend::forward(
+        args, tiles, backend::blocks(args, tiles), recurrences, {});
+    return true;
+  }
+
+  template <typename scalar_t>
+  static bool backward(const lltm::recurrence::Backward<scalar_t>& args) {
+    if (accepted_launches-- <= 0) {
+      return false;
+    }
+    ++recurrences;
+    const int tiles = 1 << recurrences % 3;
+    backend::backward(
+        args, tiles, backend::blocks(args, tiles), recurrences, {});
+    return true;
+  }
+};
+
+// Returns how many launches there were so far.
+int64_t accept_launches(int64_t count) {
+  accepted_launches = count;
+  return recurrences;
 }
 
 } // namespace
@@ -120,12 +153,32 @@ at::Tensor pointwise_backward(
 TORCH_LIBRARY(lltm_on_host, m) {
   m.def("visits(int rows, int columns) -> Tensor", visits);
   m.def(
-      "forward(Tensor(a!) gates, Tensor old_cell, bool write_gates) -> "
+      "forward(Tensor gates, Tensor old_cell) -> (Tensor, Tensor)",
+      forward<false>);
+  m.def(
+      "forward_with_gates(Tensor(a!) gates, Tensor old_cell) -> "
       "(Tensor, Tensor)",
-      pointwise_forward);
+      forward<true>);
   m.def(
       "backward(Tensor grad_h, Tensor grad_cell, Tensor new_cell, "
-      "Tensor gates, Tensor d_h, Tensor(a!) d_cell, bool in_sequence) -> "
-      "Tensor",
-      pointwise_backward);
+      "Tensor gates) -> (Tensor, Tensor)",
+      backward);
+  m.def("accept_launches(int count) -> int", accept_launches);
+  m.def(
+      "sequence_forward(Tensor input, Tensor weights, Tensor bias, Tensor h0, "
+      "Tensor c0, Tensor? batch_sizes=None, bool reverse=False, "
+      "Tensor? resets=None) -> (Tensor, Tensor, Tensor)",
+      lltm::sequence_forward_impl<HostDevice, false>);
+  m.def(
+      "sequence_forward_with_gates(Tensor input, Tensor weights, Tensor bias, "
+      "Tensor h0, Tensor c0, Tensor? batch_sizes=None, bool reverse=False, "
+      "Tensor? resets=None) -> (Tensor, Tensor, Tensor)",
+      lltm::sequence_forward_impl<HostDevice, true>);
+  m.def(
+      "sequence_backward(Tensor grad_output, Tensor grad_cells, Tensor output, "
+      "Tensor cells, Tensor gates, Tensor input, Tensor weights, Tensor h0, "
+      "Tensor? batch_sizes=None, bool reverse=False, Tensor? resets=None, "
+      "bool[5] output_mask=[True, True, True, True, True]) -> "
+      "(Tensor, Tensor, Tensor, Tensor, Tensor)",
+      lltm::sequence_backward_impl<HostDevice>);
 }

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing import get_context
 
-TIMEOUT = 60
+TIMEOUT = 180
 
 
 class Ranks:

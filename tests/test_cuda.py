@@ -1,15 +1,19 @@
 """What only a GPU can show: streams, graphs, synchronisation, large sizes. The rest of the suite
 runs on the GPU too."""
 
+import contextlib
+
 import pytest
 import torch
 from common import (
     assert_matches_float64,
+    assert_sequences_match,
     double,
     each_sequence_kind,
     gradients,
     needs_cuda,
     sample_inputs,
+    sequence_backward_inputs,
     sequence_inputs,
 )
 
@@ -18,11 +22,19 @@ import lltm_ops
 pytestmark = needs_cuda
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def errors_on_synchronisation():
     torch.cuda.set_sync_debug_mode("error")
-    yield
-    torch.cuda.set_sync_debug_mode("default")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.fixture(params=[False, True], ids=["steps", "recurrence"])
+def way(request, monkeypatch):
+    """Both ways of a sequence. The recurrence takes half types, and of these some sizes."""
+    monkeypatch.setenv("LLTM_CUDA_RECURRENCE", str(int(request.param)))
 
 
 def test_runs_on_the_current_stream():
@@ -58,11 +70,12 @@ def test_two_streams_at_once():
             assert torch.equal(ours, exact)
 
 
-def test_does_not_synchronise(errors_on_synchronisation):
+def test_does_not_synchronise():
     inputs = sample_inputs("cuda", requires_grad=True)
-    for _ in range(2):
-        new_h, new_cell = lltm_ops.forward(*inputs)
-        torch.autograd.backward((new_h, new_cell), (new_h.detach(), new_cell.detach()))
+    with errors_on_synchronisation():
+        for _ in range(2):
+            new_h, new_cell = lltm_ops.forward(*inputs)
+            torch.autograd.backward((new_h, new_cell), (new_h.detach(), new_cell.detach()))
 
 
 def test_graph_capture_and_replay():
@@ -90,16 +103,61 @@ def test_graph_capture_and_replay():
         torch.testing.assert_close(ours, eager)
 
 
+# What the recurrence takes: few rows and many, one tile of a block and four.
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 3, 32), (9, 11, 5, 64), (5, 70, 8, 1024), (7, 300, 8, 256)], ids=str
+)
 @each_sequence_kind
-def test_sequences_do_not_synchronise(kind, errors_on_synchronisation):
-    inputs = sequence_inputs("cuda", kind=kind, requires_grad=True)
-    output, cells = torch.ops.lltm.sequence_forward(*inputs)
-    torch.autograd.backward((output, cells), (output.detach(), cells.detach()))
+def test_half_types_match_reference(dtype, shape, kind, way):
+    inputs = sequence_inputs("cuda", dtype, shape, kind)
+    outputs = torch.ops.lltm._sequence_forward_with_gates(*inputs)
+    exact = torch.ops.lltm._sequence_forward_with_gates(*double(inputs))
+    assert_sequences_match(outputs, exact, dtype)
+    assert_sequences_match(torch.ops.lltm.sequence_forward(*inputs), exact[:2], dtype)
+    inputs = sequence_backward_inputs("cuda", dtype, shape, kind)
+    exact = torch.ops.lltm.sequence_backward(*double(inputs))
+    assert_sequences_match(torch.ops.lltm.sequence_backward(*inputs), exact, dtype)
 
 
 @each_sequence_kind
-def test_sequences_run_on_the_current_stream(kind):
-    inputs = sequence_inputs("cuda", shape=(6, 16, 32, 128), kind=kind)
+def test_sequences_repeat_their_bits(kind, way):
+    inputs = sequence_inputs("cuda", torch.bfloat16, (64, 24, 16, 512), kind)
+    first = torch.ops.lltm._sequence_forward_with_gates(*inputs)
+    for _ in range(20):
+        for again, once in zip(
+            torch.ops.lltm._sequence_forward_with_gates(*inputs), first, strict=True
+        ):
+            assert torch.equal(again, once)
+
+
+@each_sequence_kind
+def test_sequences_do_not_synchronise(kind, way):
+    inputs = sequence_inputs("cuda", torch.bfloat16, (5, 3, 5, 32), kind, requires_grad=True)
+    with errors_on_synchronisation():
+        output, cells = torch.ops.lltm.sequence_forward(*inputs)
+        torch.autograd.backward((output, cells), (output.detach(), cells.detach()))
+
+
+def test_two_sequences_at_once(way):
+    """Two grids that each want to run whole, on two streams."""
+    inputs = sequence_inputs("cuda", torch.bfloat16, (200, 64, 32, 512))
+    expected = torch.ops.lltm.sequence_forward(*inputs)
+    torch.cuda.synchronize()
+    results = []
+    for _ in range(10):
+        for stream in (torch.cuda.Stream(), torch.cuda.Stream()):
+            with torch.cuda.stream(stream):
+                results.append(torch.ops.lltm.sequence_forward(*inputs))
+    torch.cuda.synchronize()
+    for outputs in results:
+        for ours, exact in zip(outputs, expected, strict=True):
+            assert torch.equal(ours, exact)
+
+
+@each_sequence_kind
+def test_sequences_run_on_the_current_stream(kind, way):
+    inputs = sequence_inputs("cuda", torch.bfloat16, (6, 16, 32, 128), kind)
     expected = torch.ops.lltm.sequence_forward(*inputs)
     late = torch.zeros_like(inputs[0])
     torch.cuda.synchronize()
@@ -113,8 +171,8 @@ def test_sequences_run_on_the_current_stream(kind):
 
 
 @each_sequence_kind
-def test_graph_capture_and_replay_of_sequences(kind):
-    inputs = sequence_inputs("cuda", kind=kind, requires_grad=True)
+def test_graph_capture_and_replay_of_sequences(kind, way):
+    inputs = sequence_inputs("cuda", torch.bfloat16, (5, 3, 5, 32), kind, requires_grad=True)
 
     def run():
         outputs = torch.ops.lltm.sequence_forward(*inputs)

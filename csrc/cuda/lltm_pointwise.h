@@ -5,14 +5,50 @@
 #include <ATen/OpMathType.h>
 
 #include <cstdint>
-#include <type_traits>
 
-// The pointwise part of a step, for unit i of a row. Compiles for the host too,
-// where tests run it.
+// The pointwise part of a step, for unit i of a row of contiguous tensors.
+// Compiles for the host too, where tests run it.
 namespace lltm {
 
-// gates holds the pre-activations, and takes the activated gates if
-// write_gates.
+// gates: of the unit, state_size apart. They hold the pre-activations, and take
+// the activated gates if write_gates.
+template <bool write_gates, typename scalar_t, typename opmath_t>
+LLTM_INLINE CellForward<opmath_t>
+unit_forward(scalar_t* gates, int64_t state_size, opmath_t old_cell) {
+  const auto out = cell_forward<opmath_t>(
+      gates[0], gates[state_size], gates[2 * state_size], old_cell);
+  if constexpr (write_gates) {
+    gates[0] = out.input_gate;
+    gates[state_size] = out.output_gate;
+    gates[2 * state_size] = out.candidate;
+  }
+  return out;
+}
+
+// Returns d_old_cell. d_gates: null if nobody needs them.
+template <typename scalar_t, typename opmath_t>
+LLTM_INLINE opmath_t unit_backward(
+    opmath_t grad_h,
+    opmath_t grad_cell,
+    opmath_t new_cell,
+    const scalar_t* gates,
+    scalar_t* d_gates,
+    int64_t state_size) {
+  const auto out = cell_backward<opmath_t>(
+      grad_h,
+      grad_cell,
+      new_cell,
+      gates[0],
+      gates[state_size],
+      gates[2 * state_size]);
+  if (d_gates != nullptr) {
+    d_gates[0] = out.d_input_gate;
+    d_gates[state_size] = out.d_output_gate;
+    d_gates[2 * state_size] = out.d_candidate;
+  }
+  return out.d_old_cell;
+}
+
 template <typename scalar_t, bool write_gates>
 struct ForwardUnit {
   int64_t state_size;
@@ -22,60 +58,113 @@ struct ForwardUnit {
   scalar_t* new_cell;
 
   LLTM_INLINE void operator()(int64_t row, int64_t i) const {
-    using opmath_t = at::opmath_type<scalar_t>;
     const int64_t unit = row * state_size + i;
-    scalar_t* const input_gate = gates + row * 3 * state_size + i;
-    scalar_t* const output_gate = input_gate + state_size;
-    scalar_t* const candidate = output_gate + state_size;
-    const auto out = cell_forward<opmath_t>(
-        *input_gate, *output_gate, *candidate, old_cell[unit]);
+    const at::opmath_type<scalar_t> cell = old_cell[unit];
+    const auto out = unit_forward<write_gates>(
+        gates + row * 3 * state_size + i, state_size, cell);
     new_h[unit] = out.new_h;
     new_cell[unit] = out.new_cell;
-    if constexpr (write_gates) {
-      *input_gate = out.input_gate;
-      *output_gate = out.output_gate;
-      *candidate = out.candidate;
-    }
   }
 };
 
-// in_sequence: grad_h and grad_cell are joined by what the step after this one
-// has left in d_h and d_cell, which is in opmath_t, for it adds up over steps.
-template <typename scalar_t, bool in_sequence>
+template <typename scalar_t>
 struct BackwardUnit {
-  using opmath_t = at::opmath_type<scalar_t>;
-  using d_cell_t = std::conditional_t<in_sequence, opmath_t, scalar_t>;
-
   int64_t state_size;
   const scalar_t* grad_h;
   const scalar_t* grad_cell;
   const scalar_t* new_cell;
   const scalar_t* gates;
-  const scalar_t* d_h;
-  scalar_t* d_gates; // null: nobody needs them
-  d_cell_t* d_cell;
+  scalar_t* d_gates; // or null
+  scalar_t* d_cell;
+
+  LLTM_INLINE void operator()(int64_t row, int64_t i) const {
+    using opmath_t = at::opmath_type<scalar_t>;
+    const int64_t unit = row * state_size + i;
+    const int64_t gate = row * 3 * state_size + i;
+    d_cell[unit] = unit_backward(
+        opmath_t(grad_h[unit]),
+        opmath_t(grad_cell[unit]),
+        opmath_t(new_cell[unit]),
+        gates + gate,
+        d_gates == nullptr ? nullptr : d_gates + gate,
+        state_size);
+  }
+};
+
+// The resets of a step that many rows have; null: there are none.
+struct RowResets {
+  const bool* resets;
+  int64_t rows;
+
+  LLTM_INLINE bool operator[](int64_t row) const {
+    return resets != nullptr && row < rows && resets[row];
+  }
+};
+
+// A step of a sequence, at which the first rows of the batch run. The state, of
+// the whole batch, is that with which this step begins, and then the next one.
+template <typename scalar_t, bool write_gates>
+struct SequenceForwardUnit {
+  using opmath_t = at::opmath_type<scalar_t>;
+
+  int64_t state_size;
+  int64_t rows;
+  scalar_t* gates;
+  scalar_t* output;
+  scalar_t* cells;
+  scalar_t* h;
+  opmath_t* cell; // not rounded, for it adds up over steps
+  RowResets next_resets;
 
   LLTM_INLINE void operator()(int64_t row, int64_t i) const {
     const int64_t unit = row * state_size + i;
-    const int64_t gate = row * 3 * state_size + i;
-    opmath_t d_new_h = grad_h[unit];
-    opmath_t d_new_cell = grad_cell[unit];
-    if constexpr (in_sequence) {
-      d_new_h += opmath_t(d_h[unit]);
-      d_new_cell += d_cell[unit];
+    if (row < rows) {
+      const auto out = unit_forward<write_gates>(
+          gates + row * 3 * state_size + i, state_size, cell[unit]);
+      output[unit] = out.new_h;
+      cells[unit] = out.new_cell;
+      h[unit] = out.new_h;
+      cell[unit] = out.new_cell;
     }
-    const auto out = cell_backward<opmath_t>(
-        d_new_h,
-        d_new_cell,
-        new_cell[unit],
-        gates[gate],
-        gates[gate + state_size],
-        gates[gate + 2 * state_size]);
-    d_cell[unit] = out.d_old_cell;
-    if (d_gates != nullptr) {
-      d_gates[gate] = out.d_input_gate;
-      d_gates[gate + state_size] = out.d_output_gate;
-      d_gates[gate + 2 * state_size] = out.d_candidate;
+    if (next_resets[row]) {
+      h[unit] = 0;
+      cell[unit] = 0;
+    }
+  }
+};
+
+// The gradients of a step. d_h and d_cell, of the whole batch, are those of the
+// state with which the next step begins, and then this one.
+template <typename scalar_t>
+struct SequenceBackwardUnit {
+  using opmath_t = at::opmath_type<scalar_t>;
+
+  int64_t state_size;
+  int64_t rows;
+  const scalar_t* grad_output;
+  const scalar_t* grad_cells;
+  const scalar_t* cells;
+  const scalar_t* gates;
+  scalar_t* d_gates;
+  opmath_t* d_h; // the rest of it is a product with d_gates
+  opmath_t* d_cell;
+  RowResets next_resets;
+
+  LLTM_INLINE void operator()(int64_t row, int64_t i) const {
+    const int64_t unit = row * state_size + i;
+    if (next_resets[row]) {
+      d_h[unit] = 0;
+      d_cell[unit] = 0;
+    }
+    if (row < rows) {
+      const int64_t gate = row * 3 * state_size + i;
+      d_cell[unit] = unit_backward(
+          opmath_t(grad_output[unit]) + d_h[unit],
+          opmath_t(grad_cells[unit]) + d_cell[unit],
+          opmath_t(cells[unit]),
+          gates + gate,
+          d_gates + gate,
+          state_size);
     }
   }
 };

@@ -16,6 +16,22 @@ namespace lltm {
 
 namespace composite {
 
+namespace {
+
+// They are right on a GPU too, but whoever has one did not mean to use them.
+void warn_without_cuda_kernels([[maybe_unused]] const at::Tensor& tensor) {
+#ifndef LLTM_CUDA_VERSION
+  if (tensor.is_cuda()) {
+    TORCH_WARN_ONCE(
+        "lltm: expected a library with CUDA kernels, but this one was built "
+        "without, so calls on a GPU are slow; build it again with CUDA_HOME "
+        "set");
+  }
+#endif
+}
+
+} // namespace
+
 at::Tensor gates(
     const at::Tensor& input,
     const at::Tensor& weights,
@@ -37,6 +53,7 @@ ForwardWithGatesResult forward_with_gates(
     const at::Tensor& old_h,
     const at::Tensor& old_cell) {
   check_forward(input, weights, bias, old_h, old_cell);
+  warn_without_cuda_kernels(input);
   auto activated = gates(input, weights, bias, old_h);
   const auto chunks = activated.chunk(3, 1);
   // contiguous(): elementwise results take over the strides of the arguments.
@@ -61,6 +78,7 @@ GateGradients gate_gradients(
     const at::Tensor& grad_cell,
     const at::Tensor& new_cell,
     const at::Tensor& gates) {
+  warn_without_cuda_kernels(gates);
   const auto chunks = gates.chunk(3, 1);
   const auto& input_gate = chunks[0];
   const auto& output_gate = chunks[1];

@@ -1,0 +1,111 @@
+"""The recurrence on a GPU beside one kernel a step, and cuDNN's LSTM: microseconds a step.
+
+Each row is written as soon as it is measured, and one that fails is written as its error. Calls are
+replays of CUDA graphs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import contest
+import timing
+import torch
+from torch import nn
+from torch.hub import tqdm  # stands in where tqdm is not installed
+
+import lltm_ops
+
+SIZES = [128, 256, 512, 768, 1024]
+BATCHES = [1, 16, 64]
+
+
+@contextlib.contextmanager
+def recurrence(on: bool) -> Iterator[None]:
+    """Whether calls take the recurrence; a graph keeps what it was captured with."""
+    os.environ["LLTM_CUDA_RECURRENCE"] = str(int(on))
+    try:
+        yield
+    finally:
+        del os.environ["LLTM_CUDA_RECURRENCE"]
+
+
+@contextlib.contextmanager
+def tf32(allowed: bool) -> Iterator[None]:
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
+def captured(
+    context: contextlib.AbstractContextManager[None], function: Callable[[], Any]
+) -> Callable[[], Any]:
+    with context:
+        return contest.captured(function)
+
+
+def functions(layer: nn.Module, input: torch.Tensor, what: str) -> Callable[[], Any]:
+    if what == "inference":
+        return contest.inference(layer, lambda layer: layer(input)[0])
+    with torch.no_grad():
+        grad = torch.randn_like(layer(input)[0])
+    return contest.training(layer, lambda layer: layer(input)[0], (grad,))
+
+
+def measure(size: int, batch: int, what: str, args: argparse.Namespace) -> dict[str, float]:
+    """Microseconds a step, by contender."""
+    options = {"device": "cuda", "dtype": getattr(torch, args.dtype)}
+    input = torch.randn(args.time, batch, size, **options)
+    with torch.set_grad_enabled(what == "training"):
+        ours = functions(lltm_ops.LLTM(size, size, **options), input, what)
+        lstm = functions(nn.LSTM(size, size, **options), input, what)
+        calls = {
+            "recurrence": captured(recurrence(True), ours),
+            "a kernel a step": captured(recurrence(False), ours),
+            "nn.LSTM": captured(tf32(False), lstm),
+        }
+        if args.dtype == "float32":
+            calls["nn.LSTM with TF32"] = captured(tf32(True), lstm)
+        times = timing.medians(calls, args.rounds, device="cuda")
+    return {name: time * 1e6 / args.time for name, time in times.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, help="of input and state")
+    parser.add_argument("--batches", nargs="+", type=int, default=BATCHES)
+    parser.add_argument("--time", type=int, default=1024, help="steps")
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--output", type=Path, default=Path("build/benchmarks"), help="a folder")
+    args = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    run = timing.describe("cuda", args.dtype) | {"time": args.time, "rows": rows}
+    file = args.output / f"recurrence_cuda_{args.dtype}.json"
+    cases = [
+        (size, batch, what)
+        for size in args.sizes
+        for batch in args.batches
+        for what in ("inference", "training")
+    ]
+    for size, batch, what in tqdm(cases, desc="timing", unit="row"):
+        row: dict[str, Any] = {"size": size, "batch": batch, "what": what}
+        try:
+            row["microseconds_per_step"] = measure(size, batch, what, args)
+        except RuntimeError as error:
+            row["error"] = str(error)
+        rows.append(row)
+        print(row, flush=True)
+        timing.write(run, file)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+#pragma once
+
+#include "cuda/lltm_recurrence.h"
+
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+
+#include <cstdint>
+#include <type_traits>
+
+namespace lltm::recurrence {
+
+// What the recurrence asks of a GPU: one instruction for each.
+struct GpuMachine {
+  __device__ int thread() const {
+    return threadIdx.x;
+  }
+
+  __device__ int block() const {
+    return blockIdx.x;
+  }
+
+  __device__ void sync_block() const {
+    __syncthreads();
+  }
+
+  __device__ void sync_warp() const {
+    __syncwarp();
+  }
+
+  // Between two looks at what has not arrived. A debug build ends a hang.
+  __device__ void pause([[maybe_unused]] int64_t turn) const {
+#ifdef __CUDACC_DEBUG__
+    if (turn > int64_t(1) << 26) {
+      __trap();
+    }
+#endif
+  }
+
+  __device__ uint32_t shuffle_xor(uint32_t value, int mask) const {
+    return __shfl_xor_sync(0xffffffffu, value, mask);
+  }
+
+  // Each word by itself, as the whole GPU sees it.
+  __device__ Words load_relaxed(const Words* from) const {
+    Words words;
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words.word[0]),
+                   "=r"(words.word[1]),
+                   "=r"(words.word[2]),
+                   "=r"(words.word[3])
+                 : "l"(from)
+                 : "memory");
+    return words;
+  }
+
+  __device__ void store_relaxed(uint32_t* to, uint32_t value) const {
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;"
+                 :
+                 : "l"(to), "r"(value)
+                 : "memory");
+  }
+
+  // sums [16 x 8] += weights [16 x 16] @ words [16 x 8], of which each lane
+  // holds its part.
+  template <typename scalar_t>
+  __device__ void mma(
+      float (&sums)[4],
+      const uint32_t (&weights)[4],
+      uint32_t word0,
+      uint32_t word1) const {
+    // Older GPUs never get here: see fits().
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+#define LLTM_MMA(dtype)                                                      \
+  asm("mma.sync.aligned.m16n8k16.row.col.f32." dtype "." dtype               \
+      ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])           \
+      : "r"(weights[0]),                                                     \
+        "r"(weights[1]),                                                     \
+        "r"(weights[2]),                                                     \
+        "r"(weights[3]),                                                     \
+        "r"(word0),                                                          \
+        "r"(word1))
+    if constexpr (std::is_same_v<scalar_t, c10::BFloat16>) {
+      LLTM_MMA("bf16");
+    } else {
+      LLTM_MMA("f16");
+    }
+#undef LLTM_MMA
+#endif
+  }
+};
+
+} // namespace lltm::recurrence

@@ -1,0 +1,108 @@
+#include "cuda/gpu_machine.cuh"
+#include "cuda/lltm_recurrence_launch.h"
+
+#include <cstdint>
+
+// Plain CUDA: tests compile it without PyTorch's libraries.
+namespace lltm::recurrence {
+
+namespace {
+
+// One block of an SM, for a thread needs nearly all registers that it can have.
+template <int tiles, typename scalar_t>
+__global__ void __launch_bounds__(kThreads, 1)
+    forward_kernel_device(const __grid_constant__ Forward<scalar_t> args) {
+  extern __shared__ float shared[];
+  run_forward<tiles>(GpuMachine(), args, shared);
+}
+
+template <int tiles, typename scalar_t>
+__global__ void __launch_bounds__(kThreads, 1)
+    backward_kernel_device(const __grid_constant__ Backward<scalar_t> args) {
+  extern __shared__ float shared[];
+  run_backward<tiles>(GpuMachine(), args, shared);
+}
+
+struct Kernel {
+  const void* function;
+  int tiles;
+  int shared_bytes;
+};
+
+template <int tiles, typename scalar_t>
+Kernel kernel_of(const Forward<scalar_t>&) {
+  return {
+      reinterpret_cast<const void*>(&forward_kernel_device<tiles, scalar_t>),
+      tiles,
+      2 * kForwardSums<tiles> * static_cast<int>(sizeof(float))};
+}
+
+template <int tiles, typename scalar_t>
+Kernel kernel_of(const Backward<scalar_t>&) {
+  return {
+      reinterpret_cast<const void*>(&backward_kernel_device<tiles, scalar_t>),
+      tiles,
+      2 * kBackwardSums<tiles> * static_cast<int>(sizeof(float))};
+}
+
+// How many blocks the current device runs at once; 0 if it cannot run any.
+int64_t resident_blocks(const Kernel& kernel) {
+  int device = 0, major = 0, cooperative = 0, processors = 0, blocks = 0;
+  const auto ask = [&](int& value, cudaDeviceAttr attribute) {
+    return cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess;
+  };
+  const bool answered = cudaGetDevice(&device) == cudaSuccess &&
+      ask(major, cudaDevAttrComputeCapabilityMajor) &&
+      ask(cooperative, cudaDevAttrCooperativeLaunch) &&
+      ask(processors, cudaDevAttrMultiProcessorCount) &&
+      cudaFuncSetAttribute(
+          kernel.function,
+          cudaFuncAttributeMaxDynamicSharedMemorySize,
+          kernel.shared_bytes) == cudaSuccess &&
+      cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+          &blocks, kernel.function, kThreads, kernel.shared_bytes) ==
+          cudaSuccess;
+  if (!answered) {
+    cudaGetLastError(); // or the next launch check would find it
+  }
+  // mma.m16n8k16 is there from 8.0 on.
+  const bool can = answered && cooperative != 0 && major >= 8;
+  return can ? int64_t(blocks) * processors : 0;
+}
+
+} // namespace
+
+template <typename Args>
+bool launch(const Args& args, cudaStream_t stream) {
+  // The fewer tiles a block takes, the more blocks work.
+  const Kernel kernels[] = {
+      kernel_of<1>(args), kernel_of<2>(args), kernel_of<4>(args)};
+  for (const auto& kernel : kernels) {
+    const int64_t rows = kernel.tiles * kTileRows;
+    const auto blocks =
+        (args.sequence.batch + rows - 1) / rows * (args.state_size / kUnits);
+    if (blocks > resident_blocks(kernel)) {
+      continue;
+    }
+    void* arguments[] = {const_cast<Args*>(&args)};
+    const bool launched = cudaLaunchCooperativeKernel(
+                              kernel.function,
+                              dim3(static_cast<unsigned>(blocks)),
+                              dim3(kThreads),
+                              arguments,
+                              kernel.shared_bytes,
+                              stream) == cudaSuccess;
+    if (!launched) {
+      cudaGetLastError();
+    }
+    return launched;
+  }
+  return false;
+}
+
+template bool launch(const Forward<c10::Half>&, cudaStream_t);
+template bool launch(const Forward<c10::BFloat16>&, cudaStream_t);
+template bool launch(const Backward<c10::Half>&, cudaStream_t);
+template bool launch(const Backward<c10::BFloat16>&, cudaStream_t);
+
+} // namespace lltm::recurrence

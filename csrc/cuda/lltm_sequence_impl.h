@@ -1,0 +1,539 @@
+#pragma once
+
+#include "cuda/lltm_pointwise.h"
+#include "cuda/lltm_recurrence.h"
+#include "ops/lltm_linear.h"
+#include "ops/lltm_sequence.h"
+#include "ops/lltm_sequence_checks.h"
+#include "ops/lltm_sequence_composite.h"
+#include "ops/sequence_steps.h"
+
+#include <ATen/Dispatch.h>
+#include <ATen/OpMathType.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <optional>
+
+// The sequence operators, but for what starts a kernel, which is the Device's:
+//
+//   pointwise(rows, columns, body)  runs body(row, column) for all;
+//   mm_out(out, a, b)               out = a @ b, in the dtype of out;
+//   recurrence_is_on()              whether to try it;
+//   fill_sentinel(tensor)           sets all its bytes to 0xff;
+//   forward(args), backward(args)   run the recurrence, or return false if it
+//                                   does not fit or was refused.
+//
+// So tests run all of this on the host. One GEMM makes the products with input
+// of many steps. Then the recurrence does the rest; or else each step adds its
+// products with h, by one GEMM, and computes its gates in one kernel.
+namespace lltm {
+
+inline at::Tensor as_rows(const at::Tensor& tensor) {
+  return tensor.contiguous().flatten(0, -2);
+}
+
+inline at::Tensor flat_or_none(const OptionalTensor& tensor) {
+  return tensor ? tensor->contiguous().flatten() : at::Tensor();
+}
+
+inline const bool* data_or_null(const at::Tensor& resets) {
+  return resets.defined() ? resets.const_data_ptr<bool>() : nullptr;
+}
+
+// step: or null.
+inline RowResets resets_of(const at::Tensor& resets, const SequenceStep* step) {
+  if (!resets.defined() || step == nullptr) {
+    return {nullptr, 0};
+  }
+  return {resets.const_data_ptr<bool>() + step->first_row, step->rows};
+}
+
+// A pointer to the rows of a step.
+template <typename scalar_t>
+scalar_t* mutable_rows(const at::Tensor& rows, const SequenceStep& step) {
+  return rows.mutable_data_ptr<scalar_t>() + step.first_row * rows.size(1);
+}
+
+template <typename scalar_t>
+const scalar_t* const_rows(const at::Tensor& rows, const SequenceStep& step) {
+  return rows.const_data_ptr<scalar_t>() + step.first_row * rows.size(1);
+}
+
+// Nothing if the recurrence is off, or does not take it.
+template <typename Device>
+std::optional<recurrence::Sequence> recurrence_sequence(
+    const std::vector<SequenceStep>& steps,
+    const at::Tensor& h0,
+    bool packed,
+    bool reverse) {
+  const auto batch = h0.size(0);
+  const auto state_size = h0.size(1);
+  const bool fits = Device::recurrence_is_on() &&
+      (h0.scalar_type() == at::kHalf || h0.scalar_type() == at::kBFloat16) &&
+      state_size % recurrence::kColumns == 0 && state_size > 0 &&
+      state_size <= recurrence::kMostUnits &&
+      batch <= (packed ? recurrence::kMostPackedBatch : INT32_MAX);
+  if (!fits) {
+    return std::nullopt;
+  }
+  recurrence::Sequence sequence{};
+  sequence.steps = static_cast<int32_t>(steps.size());
+  sequence.batch = static_cast<int32_t>(batch);
+  sequence.reverse = reverse;
+  sequence.packed = packed;
+  for (int64_t t = 0; packed && t < sequence.steps; ++t) {
+    const auto rows_of = [&](int64_t t) {
+      return steps[reverse ? sequence.steps - 1 - t : t].rows;
+    };
+    const auto rows_of_next = t + 1 < sequence.steps ? rows_of(t + 1) : 0;
+    std::fill(
+        sequence.lengths + rows_of_next,
+        sequence.lengths + rows_of(t),
+        static_cast<int32_t>(t + 1));
+  }
+  return sequence;
+}
+
+inline recurrence::Cursor
+cursor_of(const std::vector<SequenceStep>& steps, int64_t i, bool reverse) {
+  const auto last = static_cast<int64_t>(steps.size()) - 1;
+  return {
+      static_cast<int32_t>(reverse ? last - i : i),
+      static_cast<int32_t>(steps[i].rows),
+      steps[i].first_row};
+}
+
+// Contiguous, and aligned as the recurrence reads it.
+inline at::Tensor aligned(const at::Tensor& tensor) {
+  const auto contiguous = tensor.contiguous();
+  const auto address = reinterpret_cast<uintptr_t>(contiguous.const_data_ptr());
+  return address % sizeof(recurrence::Words) == 0 ? contiguous
+                                                  : contiguous.clone();
+}
+
+template <typename Device>
+class SequenceForward {
+ public:
+  SequenceForward(
+      const std::vector<SequenceStep>& steps,
+      const at::Tensor& weights,
+      const at::Tensor& h0,
+      const at::Tensor& c0,
+      bool packed,
+      bool reverse,
+      const at::Tensor& resets,
+      const at::Tensor& output,
+      const at::Tensor& cells)
+      : steps_(steps),
+        reverse_(reverse),
+        weights_for_h_(weights.narrow(1, 0, h0.size(1))),
+        h0_(aligned(h0)),
+        resets_(resets),
+        output_(output.flatten(0, -2)),
+        cells_(cells.flatten(0, -2)),
+        cell_(c0.to(
+            at::toOpMathType(c0.scalar_type()),
+            /*non_blocking=*/false,
+            /*copy=*/true,
+            at::MemoryFormat::Contiguous)),
+        sequence_(recurrence_sequence<Device>(steps, h0, packed, reverse)) {}
+
+  // gates: those of the chunk, its products with input.
+  template <bool write_gates>
+  void run(const SequenceChunk& chunk, const at::Tensor& gates) {
+    if (sequence_ && run_recurrence(chunk, gates, write_gates)) {
+      return;
+    }
+    sequence_.reset();
+    if (!h_.defined()) {
+      enter(chunk.begin);
+    }
+    for (auto i = chunk.begin; i < chunk.end; ++i) {
+      const auto row = steps_[i].first_row - chunk.first_row;
+      run_step<write_gates>(i, gates.narrow(0, row, steps_[i].rows));
+    }
+  }
+
+ private:
+  bool run_recurrence(
+      const SequenceChunk& chunk,
+      const at::Tensor& gates,
+      bool write_gates) {
+    if (chunk.begin == 0) {
+      Device::fill_sentinel(output_);
+    }
+    bool ran = false;
+    AT_DISPATCH_REDUCED_FLOATING_TYPES(h0_.scalar_type(), "lltm_forward", [&] {
+      recurrence::Forward<scalar_t> args{};
+      args.sequence = *sequence_;
+      args.count = static_cast<int32_t>(chunk.end - chunk.begin);
+      args.first = cursor_of(steps_, chunk.begin, reverse_);
+      args.row_before = chunk.begin > 0 ? steps_[chunk.begin - 1].first_row : 0;
+      args.state_size = static_cast<int32_t>(h0_.size(1));
+      args.weights = weights_for_h_.const_data_ptr<scalar_t>();
+      args.weights_strides[0] = weights_for_h_.stride(0);
+      args.weights_strides[1] = weights_for_h_.stride(1);
+      args.h0 = h0_.const_data_ptr<scalar_t>();
+      args.cell = cell_.mutable_data_ptr<float>();
+      args.resets = data_or_null(resets_);
+      args.gates = gates.mutable_data_ptr<scalar_t>();
+      args.gates_row = chunk.first_row;
+      args.write_gates = write_gates;
+      args.output = output_.mutable_data_ptr<scalar_t>();
+      args.cells = cells_.mutable_data_ptr<scalar_t>();
+      ran = Device::forward(args);
+    });
+    return ran;
+  }
+
+  // Makes h_, and resets cell_, for the steps from i on.
+  void enter(int64_t i) {
+    const auto& step = steps_[i];
+    h_ = h0_.clone(at::MemoryFormat::Contiguous);
+    if (i > 0) {
+      h_.narrow(0, 0, step.carried)
+          .copy_(output_.narrow(0, steps_[i - 1].first_row, step.carried));
+    }
+    if (resets_.defined()) {
+      const auto reset = of_step(resets_, step).unsqueeze(1);
+      h_.narrow(0, 0, step.rows).masked_fill_(reset, 0);
+      cell_.narrow(0, 0, step.rows).masked_fill_(reset, 0);
+    }
+  }
+
+  template <bool write_gates>
+  void run_step(int64_t i, at::Tensor gates) {
+    const auto& step = steps_[i];
+    gates.addmm_(h_.narrow(0, 0, step.rows), weights_for_h_.t());
+    const bool is_last = i + 1 == static_cast<int64_t>(steps_.size());
+    const auto next_resets =
+        resets_of(resets_, is_last ? nullptr : &steps_[i + 1]);
+    AT_DISPATCH_FLOATING_TYPES_AND2(
+        at::kHalf, at::kBFloat16, gates.scalar_type(), "lltm_forward", [&] {
+          Device::pointwise(
+              std::max(step.rows, next_resets.rows),
+              h_.size(1),
+              SequenceForwardUnit<scalar_t, write_gates>{
+                  h_.size(1),
+                  step.rows,
+                  gates.mutable_data_ptr<scalar_t>(),
+                  mutable_rows<scalar_t>(output_, step),
+                  mutable_rows<scalar_t>(cells_, step),
+                  h_.mutable_data_ptr<scalar_t>(),
+                  cell_.mutable_data_ptr<at::opmath_type<scalar_t>>(),
+                  next_resets});
+        });
+  }
+
+  const std::vector<SequenceStep>& steps_;
+  const bool reverse_;
+  const at::Tensor weights_for_h_;
+  const at::Tensor h0_;
+  const at::Tensor resets_;
+  const at::Tensor output_;
+  const at::Tensor cells_;
+  const at::Tensor cell_; // of the whole batch
+  at::Tensor h_;          // likewise, once steps run one by one
+  std::optional<recurrence::Sequence> sequence_;
+};
+
+template <typename Device, bool write_gates>
+ForwardWithGatesResult sequence_forward_impl(
+    const at::Tensor& input,
+    const at::Tensor& weights,
+    const at::Tensor& bias,
+    const at::Tensor& h0,
+    const at::Tensor& c0,
+    const OptionalTensor& batch_sizes,
+    bool reverse,
+    const OptionalTensor& resets) {
+  check_sequence_forward(input, weights, bias, h0, c0, batch_sizes, resets);
+  const typename Device::Guard device_guard(input.device());
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(
+      c10::autocast_dispatch_keyset);
+  const auto steps =
+      sequence_steps(kSequenceForward, input, h0, batch_sizes, reverse);
+  const auto state_size = h0.size(1);
+  auto output = empty_rows(input, state_size);
+  auto cells = empty_rows(input, state_size);
+  at::Tensor gates;
+  if constexpr (write_gates) {
+    gates = empty_rows(input, 3 * state_size);
+  }
+  if (output.numel() == 0) {
+    return {std::move(output), std::move(cells), std::move(gates)};
+  }
+  SequenceForward<Device> forward(
+      steps,
+      weights,
+      h0,
+      c0,
+      batch_sizes.has_value(),
+      reverse,
+      flat_or_none(resets),
+      output,
+      cells);
+  const auto input_rows = input.flatten(0, -2);
+  const auto weights_for_input =
+      weights.narrow(1, state_size, input.size(-1)).t();
+  // Where gates are not wanted, the memory for them does not grow with time.
+  const auto most = Device::kBytesOfGates /
+      (3 * state_size * static_cast<int64_t>(input.element_size()));
+  const auto chunks =
+      sequence_chunks(steps, write_gates ? input_rows.size(0) : most);
+  const auto buffer = write_gates
+      ? gates.flatten(0, -2)
+      : at::empty({most_rows(chunks), 3 * state_size}, input.options());
+  for (const auto& chunk : chunks) {
+    auto products = buffer.narrow(0, 0, chunk.rows);
+    at::addmm_out(
+        products,
+        bias,
+        input_rows.narrow(0, chunk.first_row, chunk.rows),
+        weights_for_input);
+    forward.template run<write_gates>(chunk, products);
+  }
+  return {std::move(output), std::move(cells), std::move(gates)};
+}
+
+template <typename Device>
+class SequenceBackward {
+ public:
+  SequenceBackward(
+      const std::vector<SequenceStep>& steps,
+      const at::Tensor& grad_output,
+      const at::Tensor& grad_cells,
+      const at::Tensor& cells,
+      const at::Tensor& gates,
+      const at::Tensor& weights,
+      const at::Tensor& resets,
+      const at::Tensor& d_gates)
+      : steps_(steps),
+        grad_output_(as_rows(grad_output)),
+        grad_cells_(as_rows(grad_cells)),
+        cells_(as_rows(cells)),
+        gates_(as_rows(gates)),
+        weights_for_h_(weights),
+        resets_(resets),
+        d_gates_(d_gates) {}
+
+  // d_h0 and d_c0, of the dtype of gates. Writes d_gates.
+  std::tuple<at::Tensor, at::Tensor>
+  run(const at::Tensor& h0, bool packed, bool reverse) const {
+    if (const auto sequence =
+            recurrence_sequence<Device>(steps_, h0, packed, reverse)) {
+      auto d_h0 = at::empty(h0.sizes(), gates_.options());
+      auto d_c0 = at::empty(h0.sizes(), gates_.options());
+      if (run_recurrence(*sequence, d_h0, d_c0)) {
+        return {std::move(d_h0), std::move(d_c0)};
+      }
+    }
+    return run_steps(h0);
+  }
+
+ private:
+  bool run_recurrence(
+      const recurrence::Sequence& sequence,
+      const at::Tensor& d_h0,
+      const at::Tensor& d_c0) const {
+    Device::fill_sentinel(d_gates_);
+    bool ran = false;
+    AT_DISPATCH_REDUCED_FLOATING_TYPES(
+        gates_.scalar_type(), "lltm_backward", [&] {
+          recurrence::Backward<scalar_t> args{};
+          args.sequence = sequence;
+          args.last = cursor_of(steps_, sequence.steps - 1, sequence.reverse);
+          args.state_size = static_cast<int32_t>(d_h0.size(1));
+          args.weights = weights_for_h_.const_data_ptr<scalar_t>();
+          args.weights_strides[0] = weights_for_h_.stride(0);
+          args.weights_strides[1] = weights_for_h_.stride(1);
+          args.gates = gates_.const_data_ptr<scalar_t>();
+          args.cells = cells_.const_data_ptr<scalar_t>();
+          args.grad_output = grad_output_.const_data_ptr<scalar_t>();
+          args.grad_cells = grad_cells_.const_data_ptr<scalar_t>();
+          args.resets = data_or_null(resets_);
+          args.d_gates = d_gates_.mutable_data_ptr<scalar_t>();
+          args.d_h0 = d_h0.mutable_data_ptr<scalar_t>();
+          args.d_c0 = d_c0.mutable_data_ptr<scalar_t>();
+          ran = Device::backward(args);
+        });
+    return ran;
+  }
+
+  std::tuple<at::Tensor, at::Tensor> run_steps(const at::Tensor& h0) const {
+    const auto options =
+        gates_.options().dtype(at::toOpMathType(gates_.scalar_type()));
+    const auto d_h = at::zeros(h0.sizes(), options);
+    const auto d_cell = at::zeros(h0.sizes(), options);
+    const SequenceStep* next = nullptr;
+    for (auto step = steps_.rbegin(); step != steps_.rend(); ++step) {
+      run_pointwise(*step, next, d_h, d_cell);
+      auto d_h_of_step = d_h.narrow(0, 0, step->rows);
+      Device::mm_out(d_h_of_step, of_step(d_gates_, *step), weights_for_h_);
+      next = &*step;
+    }
+    if (resets_.defined()) {
+      run_pointwise({0, 0, 0}, next, d_h, d_cell);
+    }
+    return {d_h.to(gates_.scalar_type()), d_cell.to(gates_.scalar_type())};
+  }
+
+  void run_pointwise(
+      const SequenceStep& step,
+      const SequenceStep* next,
+      const at::Tensor& d_h,
+      const at::Tensor& d_cell) const {
+    const auto next_resets = resets_of(resets_, next);
+    AT_DISPATCH_FLOATING_TYPES_AND2(
+        at::kHalf, at::kBFloat16, gates_.scalar_type(), "lltm_backward", [&] {
+          using opmath_t = at::opmath_type<scalar_t>;
+          Device::pointwise(
+              std::max(step.rows, next_resets.rows),
+              d_h.size(1),
+              SequenceBackwardUnit<scalar_t>{
+                  d_h.size(1),
+                  step.rows,
+                  const_rows<scalar_t>(grad_output_, step),
+                  const_rows<scalar_t>(grad_cells_, step),
+                  const_rows<scalar_t>(cells_, step),
+                  const_rows<scalar_t>(gates_, step),
+                  mutable_rows<scalar_t>(d_gates_, step),
+                  d_h.mutable_data_ptr<opmath_t>(),
+                  d_cell.mutable_data_ptr<opmath_t>(),
+                  next_resets});
+        });
+  }
+
+  const std::vector<SequenceStep>& steps_;
+  const at::Tensor grad_output_;
+  const at::Tensor grad_cells_;
+  const at::Tensor cells_;
+  const at::Tensor gates_;
+  const at::Tensor weights_for_h_;
+  const at::Tensor resets_;
+  const at::Tensor d_gates_;
+};
+
+// Of the weights for h and for input, in one tensor. Where all rows run at all
+// steps, the states that steps began with lie in output and are not copied.
+inline at::Tensor d_weights_of_sequence(
+    const std::vector<SequenceStep>& steps,
+    const at::Tensor& d_gates,
+    const at::Tensor& output,
+    const at::Tensor& input,
+    const at::Tensor& h0,
+    bool packed,
+    bool reverse,
+    const at::Tensor& resets) {
+  const auto state_size = h0.size(1);
+  auto d_weights =
+      at::empty({3 * state_size, state_size + input.size(1)}, input.options());
+  auto for_h = d_weights.narrow(1, 0, state_size);
+  auto for_input = d_weights.narrow(1, state_size, input.size(1));
+  at::mm_out(for_input, d_gates.t(), input);
+  if (packed || resets.defined()) {
+    const auto old_h = composite::old_states(
+        steps,
+        output,
+        h0,
+        reverse,
+        resets.defined() ? OptionalTensor(resets) : OptionalTensor());
+    at::mm_out(for_h, d_gates.t(), old_h);
+    return d_weights;
+  }
+  const auto& first = steps.front();
+  at::mm_out(for_h, of_step(d_gates, first).t(), h0);
+  const auto rest = output.size(0) - first.rows;
+  const auto later = d_gates.narrow(0, reverse ? 0 : first.rows, rest);
+  const auto earlier = output.narrow(0, reverse ? first.rows : 0, rest);
+  for_h.addmm_(later.t(), earlier);
+  return d_weights;
+}
+
+template <typename Device>
+BackwardResult sequence_backward_impl(
+    const at::Tensor& grad_output,
+    const at::Tensor& grad_cells,
+    const at::Tensor& output,
+    const at::Tensor& cells,
+    const at::Tensor& gates,
+    const at::Tensor& input,
+    const at::Tensor& weights,
+    const at::Tensor& h0,
+    const OptionalTensor& batch_sizes,
+    bool reverse,
+    const OptionalTensor& resets,
+    OutputMask output_mask) {
+  check_sequence_backward(
+      grad_output,
+      grad_cells,
+      output,
+      cells,
+      gates,
+      input,
+      weights,
+      h0,
+      batch_sizes,
+      resets);
+  const typename Device::Guard device_guard(input.device());
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(
+      c10::autocast_dispatch_keyset);
+  const bool packed = batch_sizes.has_value();
+  const auto steps =
+      sequence_steps(kSequenceBackward, input, h0, batch_sizes, reverse);
+  const auto state_size = h0.size(1);
+  const auto input_rows = as_rows(input);
+  const auto reset_rows = flat_or_none(resets);
+  const auto d_gates =
+      at::empty({input_rows.size(0), 3 * state_size}, input.options());
+  at::Tensor d_h0, d_c0;
+  if (d_gates.numel() == 0) {
+    d_h0 = at::zeros(h0.sizes(), input.options());
+    d_c0 = at::zeros(h0.sizes(), input.options());
+  } else {
+    const SequenceBackward<Device> backward(
+        steps,
+        grad_output,
+        grad_cells,
+        cells,
+        gates,
+        weights.narrow(1, 0, state_size),
+        reset_rows,
+        d_gates);
+    std::tie(d_h0, d_c0) = backward.run(h0, packed, reverse);
+  }
+  auto [d_input, none, d_bias, nothing, neither] = linear_gates_backward(
+      d_gates,
+      {},
+      input_rows,
+      weights,
+      h0,
+      {output_mask[0], false, output_mask[2], false, false});
+  at::Tensor d_weights;
+  if (output_mask[1]) {
+    d_weights = d_gates.numel() == 0
+        ? at::zeros(weights.sizes(), input.options())
+        : d_weights_of_sequence(
+              steps,
+              d_gates,
+              as_rows(output),
+              input_rows,
+              h0,
+              packed,
+              reverse,
+              reset_rows);
+  }
+  return {
+      output_mask[0] ? d_input.view(input.sizes()) : at::Tensor(),
+      d_weights,
+      d_bias,
+      output_mask[3] ? d_h0 : at::Tensor(),
+      output_mask[4] ? d_c0 : at::Tensor()};
+}
+
+} // namespace lltm

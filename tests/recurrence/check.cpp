@@ -1,0 +1,538 @@
+// Random sequences through the kernels of the recurrence, in the emulator or,
+// compiled by nvcc, on a GPU. Each step is compared with what double makes of
+// the state that the kernel itself had before it.
+
+#include "cuda/lltm_recurrence.h"
+
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#ifdef __CUDACC__
+#include "gpu_backend.cuh"
+#else
+#include "emulated_backend.h"
+#endif
+
+namespace {
+
+namespace recurrence = lltm::recurrence;
+using recurrence::Cursor;
+using recurrence::Sequence;
+
+struct Wrong : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Of exactly so many elements.
+template <typename T>
+class Buffer {
+ public:
+  explicit Buffer(size_t size, int fill = 0xff)
+      : size_(size),
+        data_(static_cast<T*>(backend::allocate(size * sizeof(T)))) {
+    std::memset(static_cast<void*>(data_), fill, size * sizeof(T));
+  }
+
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  ~Buffer() {
+    backend::release(data_);
+  }
+
+  T* get() const {
+    return data_;
+  }
+
+  T& operator[](size_t i) const {
+    return data_[i];
+  }
+
+  size_t size() const {
+    return size_;
+  }
+
+ private:
+  size_t size_;
+  T* data_;
+};
+
+struct Case {
+  uint32_t seed;
+  bool half; // or bfloat16
+  int64_t steps;
+  int64_t batch;
+  int64_t state_size;
+  int tiles;
+  bool reverse;
+  std::vector<int32_t> lengths; // none: not packed
+  bool with_resets;
+  bool write_gates;
+  bool transposed_weights;
+  bool odd_h0; // not finite
+  int64_t steps_of_launch;
+
+  std::string describe() const {
+    std::string text = half ? "float16" : "bfloat16";
+    const auto add = [&](const char* name, int64_t value) {
+      text += std::string(", ") + name + " " + std::to_string(value);
+    };
+    add("seed", seed);
+    add("steps", steps);
+    add("batch", batch);
+    add("state_size", state_size);
+    add("tiles", tiles);
+    add("reverse", reverse);
+    add("resets", with_resets);
+    add("write_gates", write_gates);
+    add("transposed_weights", transposed_weights);
+    add("odd_h0", odd_h0);
+    add("steps of a launch", steps_of_launch);
+    text += ", lengths";
+    for (const auto length : lengths) {
+      text += " " + std::to_string(length);
+    }
+    return text;
+  }
+
+  int blocks() const {
+    const auto rows = tiles * recurrence::kTileRows;
+    return static_cast<int>(
+        (batch + rows - 1) / rows * (state_size / recurrence::kUnits));
+  }
+};
+
+Case draw(
+    uint32_t seed,
+    int64_t least_units,
+    int64_t most_units,
+    int64_t most_blocks) {
+  std::mt19937 random(seed);
+  const auto between = [&](int64_t low, int64_t high) {
+    return low + static_cast<int64_t>(random() % (high - low + 1));
+  };
+  Case drawn{};
+  do {
+    drawn.seed = seed;
+    drawn.half = between(0, 1);
+    drawn.state_size = 32 * between(least_units / 32, most_units / 32);
+    drawn.tiles = 1 << between(0, 2);
+    drawn.batch = between(1, 10 * drawn.tiles);
+    drawn.steps = between(1, 6);
+  } while (drawn.blocks() > most_blocks);
+  drawn.reverse = between(0, 1);
+  drawn.with_resets = between(0, 1);
+  drawn.write_gates = between(0, 2) > 0;
+  drawn.transposed_weights = between(0, 1);
+  drawn.odd_h0 = between(0, 3) == 0;
+  // Where gates are kept, one launch takes all steps.
+  drawn.steps_of_launch =
+      drawn.write_gates ? drawn.steps : between(1, drawn.steps);
+  if (between(0, 1)) {
+    for (int64_t i = 0; i < drawn.batch; ++i) {
+      drawn.lengths.push_back(static_cast<int32_t>(between(1, drawn.steps)));
+    }
+    std::sort(drawn.lengths.rbegin(), drawn.lengths.rend());
+    drawn.lengths[0] = static_cast<int32_t>(drawn.steps);
+  }
+  return drawn;
+}
+
+// Arguments, results, and what the results have to be.
+template <typename scalar_t>
+class Run {
+ public:
+  explicit Run(const Case& drawn, const backend::Plants& plants)
+      : case_(drawn),
+        plants_(plants),
+        random_(drawn.seed + 1),
+        sequence_(sequence_of(drawn)),
+        cursors_(cursors_of(sequence_)),
+        H_(drawn.state_size),
+        rows_(total_rows(cursors_)),
+        stride_(drawn.transposed_weights ? 3 * H_ : H_ + 5),
+        weights_(3 * H_ * (H_ + 5)),
+        h0_(drawn.batch * H_),
+        c0_(drawn.batch * H_),
+        products_(rows_ * 3 * H_),
+        gates_(rows_ * 3 * H_),
+        output_(rows_ * H_ + 2, plants.no_sentinel ? 0 : 0xff),
+        cells_(rows_ * H_),
+        cell_(drawn.batch * H_),
+        resets_(rows_),
+        grad_output_(rows_ * H_),
+        grad_cells_(rows_ * H_),
+        d_gates_(rows_ * 3 * H_, plants.no_sentinel ? 0 : 0xff),
+        d_h0_(drawn.batch * H_),
+        d_c0_(drawn.batch * H_) {
+    fill(weights_, 0.7 / std::sqrt(double(H_)));
+    fill(h0_, 0.5);
+    fill(c0_, 0.5);
+    fill(products_, 1);
+    fill(grad_output_, 0.3);
+    fill(grad_cells_, 0.1);
+    for (int64_t row = 0; row < rows_; ++row) {
+      resets_[row] = random_() % 4 == 0;
+    }
+    if (drawn.odd_h0) {
+      // The sentinel, which is a NaN, may well be in an argument.
+      h0_[0].x = h0_[1].x = 0xffff;
+      c0_[h0_.size() - 1] = std::numeric_limits<scalar_t>::infinity();
+    }
+  }
+
+  void check() {
+    forward();
+    check_forward();
+    if (case_.write_gates) {
+      backward();
+      check_backward();
+    }
+  }
+
+ private:
+  static Sequence sequence_of(const Case& drawn) {
+    Sequence sequence{
+        static_cast<int32_t>(drawn.steps),
+        static_cast<int32_t>(drawn.batch),
+        drawn.reverse,
+        !drawn.lengths.empty(),
+        {}};
+    std::copy(drawn.lengths.begin(), drawn.lengths.end(), sequence.lengths);
+    return sequence;
+  }
+
+  // By themselves: those of the kernel are what is tested.
+  static std::vector<Cursor> cursors_of(const Sequence& sequence) {
+    std::vector<Cursor> cursors;
+    int64_t first_row = 0;
+    for (int32_t step = 0; step < sequence.steps; ++step) {
+      int32_t rows = 0;
+      for (int64_t i = 0; i < sequence.batch; ++i) {
+        rows += !sequence.packed || sequence.lengths[i] > step;
+      }
+      cursors.push_back({step, rows, first_row});
+      first_row += rows;
+    }
+    if (sequence.reverse) {
+      std::reverse(cursors.begin(), cursors.end());
+    }
+    return cursors;
+  }
+
+  static int64_t total_rows(const std::vector<Cursor>& cursors) {
+    int64_t rows = 0;
+    for (const auto& cursor : cursors) {
+      rows += cursor.rows;
+    }
+    return rows;
+  }
+
+  void fill(const Buffer<scalar_t>& buffer, double scale) {
+    std::normal_distribution<double> normal(0, scale);
+    for (size_t i = 0; i < buffer.size(); ++i) {
+      buffer[i] = static_cast<scalar_t>(static_cast<float>(normal(random_)));
+    }
+  }
+
+  double weight(int64_t gate_unit, int64_t unit) const {
+    return case_.transposed_weights ? weights_[unit * stride_ + gate_unit]
+                                    : weights_[gate_unit * stride_ + unit];
+  }
+
+  bool is_reset(int64_t row) const {
+    return case_.with_resets && resets_[row];
+  }
+
+  bool begins(size_t turn, int64_t sequence) const {
+    return turn == 0 || sequence >= cursors_[turn - 1].rows;
+  }
+
+  template <typename Args>
+  void set_common(Args& args) const {
+    args.sequence = sequence_;
+    args.state_size = H_;
+    args.weights = weights_.get();
+    args.weights_strides[0] = case_.transposed_weights ? 1 : stride_;
+    args.weights_strides[1] = case_.transposed_weights ? stride_ : 1;
+    args.resets = case_.with_resets ? resets_.get() : nullptr;
+  }
+
+  void forward() {
+    for (int64_t i = 0; i < case_.batch * H_; ++i) {
+      cell_[i] = c0_[i];
+    }
+    const int64_t turns = cursors_.size();
+    for (int64_t begin = 0; begin < turns; begin += case_.steps_of_launch) {
+      const auto end = std::min(begin + case_.steps_of_launch, turns);
+      const auto low =
+          std::min(cursors_[begin].first_row, cursors_[end - 1].first_row);
+      const auto high = std::max(
+          cursors_[begin].first_row + cursors_[begin].rows,
+          cursors_[end - 1].first_row + cursors_[end - 1].rows);
+      Buffer<scalar_t> gates((high - low) * 3 * H_);
+      std::copy_n(products_.get() + low * 3 * H_, gates.size(), gates.get());
+      recurrence::Forward<scalar_t> args{};
+      set_common(args);
+      args.count = end - begin;
+      args.first = cursors_[begin];
+      args.row_before = begin > 0 ? cursors_[begin - 1].first_row : 0;
+      args.h0 = h0_.get();
+      args.cell = cell_.get();
+      args.gates = gates.get();
+      args.gates_row = low;
+      args.output = output_.get() + (plants_.misaligned_output ? 2 : 0);
+      args.cells = cells_.get();
+      args.write_gates = case_.write_gates;
+      backend::forward(args, case_.tiles, case_.blocks(), case_.seed, plants_);
+      std::copy_n(gates.get(), gates.size(), gates_.get() + low * 3 * H_);
+    }
+  }
+
+  void check_forward() const {
+    std::vector<double> cell(case_.batch * H_);
+    for (size_t i = 0; i < cell.size(); ++i) {
+      cell[i] = c0_[i];
+    }
+    std::vector<double> h(H_);
+    for (size_t turn = 0; turn < cursors_.size(); ++turn) {
+      for (int64_t own = 0; own < cursors_[turn].rows; ++own) {
+        const auto row = cursors_[turn].first_row + own;
+        const scalar_t* const from = begins(turn, own)
+            ? h0_.get() + own * H_
+            : output_.get() + (cursors_[turn - 1].first_row + own) * H_;
+        for (int64_t unit = 0; unit < H_; ++unit) {
+          h[unit] = is_reset(row) ? 0.0 : double(from[unit]);
+        }
+        for (int64_t unit = 0; unit < H_; ++unit) {
+          double sum[3];
+          for (int64_t gate = 0; gate < 3; ++gate) {
+            sum[gate] = products_[(row * 3 + gate) * H_ + unit];
+            for (int64_t k = 0; k < H_; ++k) {
+              sum[gate] += h[k] * weight(gate * H_ + unit, k);
+            }
+          }
+          const double i = 1 / (1 + std::exp(-sum[0]));
+          const double o = 1 / (1 + std::exp(-sum[1]));
+          const double g = sum[2] > 0 ? sum[2] : std::expm1(sum[2]);
+          double& c = cell[own * H_ + unit];
+          c = (is_reset(row) ? 0 : c) + g * i;
+          expect(
+              "output", output_[row * H_ + unit], std::tanh(c) * o, row, unit);
+          expect("cells", cells_[row * H_ + unit], c, row, unit);
+          const double gates[] = {i, o, g};
+          for (int64_t gate = 0; gate < 3; ++gate) {
+            const auto at = (row * 3 + gate) * H_ + unit;
+            expect(
+                "gates",
+                gates_[at],
+                case_.write_gates ? gates[gate] : double(products_[at]),
+                row,
+                unit);
+          }
+        }
+      }
+    }
+    for (int64_t i = 0; i < case_.batch * H_; ++i) {
+      expect("cell", cell_[i], cell[i], i / H_, i % H_);
+    }
+  }
+
+  void backward() {
+    recurrence::Backward<scalar_t> args{};
+    set_common(args);
+    args.last = cursors_.back();
+    args.gates = gates_.get();
+    args.cells = cells_.get();
+    args.grad_output = grad_output_.get();
+    args.grad_cells = grad_cells_.get();
+    args.d_gates = d_gates_.get();
+    args.d_h0 = d_h0_.get();
+    args.d_c0 = d_c0_.get();
+    backend::backward(args, case_.tiles, case_.blocks(), case_.seed, plants_);
+  }
+
+  void check_backward() const {
+    std::vector<double> d_cell(case_.batch * H_);
+    for (size_t turn = cursors_.size(); turn-- > 0;) {
+      for (int64_t own = 0; own < cursors_[turn].rows; ++own) {
+        const auto row = cursors_[turn].first_row + own;
+        for (int64_t unit = 0; unit < H_; ++unit) {
+          const auto at = row * H_ + unit;
+          double d_h = grad_output_[at];
+          if (turn + 1 < cursors_.size() && own < cursors_[turn + 1].rows) {
+            d_h += from_after(cursors_[turn + 1].first_row + own, unit);
+          }
+          const double i = gates_[row * 3 * H_ + unit];
+          const double o = gates_[(row * 3 + 1) * H_ + unit];
+          const double g = gates_[(row * 3 + 2) * H_ + unit];
+          const double t = std::tanh(double(cells_[at]));
+          double& d_c = d_cell[own * H_ + unit];
+          d_c += grad_cells_[at] + d_h * o * (1 - t * t);
+          const double expected[] = {
+              d_c * g * i * (1 - i),
+              d_h * t * o * (1 - o),
+              d_c * i * (g > 0 ? 1 : g + 1)};
+          for (int64_t gate = 0; gate < 3; ++gate) {
+            expect(
+                "d_gates",
+                d_gates_[(row * 3 + gate) * H_ + unit],
+                expected[gate],
+                row,
+                unit);
+          }
+          if (is_reset(row)) {
+            d_c = 0;
+          }
+          if (begins(turn, own)) {
+            expect(
+                "d_h0",
+                d_h0_[own * H_ + unit],
+                from_after(row, unit),
+                own,
+                unit);
+            expect("d_c0", d_c0_[own * H_ + unit], d_c, own, unit);
+          }
+        }
+      }
+    }
+  }
+
+  // What a row passes to the h that it began with.
+  double from_after(int64_t row, int64_t unit) const {
+    double sum = 0;
+    for (int64_t j = 0; j < 3 * H_ && !is_reset(row); ++j) {
+      sum += double(d_gates_[row * 3 * H_ + j]) * weight(j, unit);
+    }
+    return sum;
+  }
+
+  // Within the rounding of the result; sums and gates are float.
+  template <typename T>
+  static void expect(
+      const char* name,
+      T actual,
+      double expected,
+      int64_t row,
+      int64_t unit) {
+    const double value = actual;
+    const double epsilon = std::is_same_v<T, float>
+        ? 0
+        : double(std::numeric_limits<T>::epsilon());
+    const double error = 0.51 * epsilon * std::fabs(expected) + 3e-5;
+    const bool right = std::isfinite(expected)
+        ? std::fabs(value - expected) <= error
+        : value == expected || (std::isnan(value) && std::isnan(expected));
+    if (!right) {
+      throw Wrong(
+          std::string(name) + "[" + std::to_string(row) + ", " +
+          std::to_string(unit) + "] is " + std::to_string(value) + ", not " +
+          std::to_string(expected));
+    }
+  }
+
+  const Case& case_;
+  const backend::Plants plants_;
+  std::mt19937 random_;
+  const Sequence sequence_;
+  const std::vector<Cursor> cursors_; // in the order in which they run
+  const int64_t H_;
+  const int64_t rows_;
+  const int64_t stride_;
+  const Buffer<scalar_t> weights_, h0_, c0_, products_, gates_, output_, cells_;
+  const Buffer<float> cell_;
+  const Buffer<bool> resets_;
+  const Buffer<scalar_t> grad_output_, grad_cells_, d_gates_, d_h0_, d_c0_;
+};
+
+struct Options {
+  int64_t cases = 100;
+  uint32_t seed = 0;
+  int64_t least_units = 32;
+  int64_t units = 320;
+  int64_t blocks = 40;
+  backend::Plants plants;
+
+  // --name=value
+  bool set(const std::string& argument) {
+    const auto equals = argument.find('=');
+    if (equals == std::string::npos) {
+      return false;
+    }
+    const auto name = argument.substr(0, equals);
+    const auto value = argument.substr(equals + 1);
+    if (name == "--plant") {
+      return plants.set(value);
+    }
+    const auto number = std::atoll(value.c_str());
+    if (name == "--cases") {
+      cases = number;
+    } else if (name == "--seed") {
+      seed = static_cast<uint32_t>(number);
+    } else if (name == "--least-units") {
+      least_units = number;
+    } else if (name == "--units") {
+      units = number;
+    } else if (name == "--blocks") {
+      blocks = number;
+    } else {
+      return false;
+    }
+    return true;
+  }
+};
+
+int usage() {
+  std::fprintf(
+      stderr,
+      "check [--cases=N] [--seed=S] [--least-units=L] [--units=H] [--blocks=B] "
+      "[--plant=FAULT]\n"
+      "  runs cases with seeds from S on, of L to H units and at most B "
+      "blocks\n"
+      "  FAULT: %s\n",
+      backend::kPlants);
+  return 2;
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+  Options options;
+  for (int i = 1; i < argc; ++i) {
+    if (!options.set(argv[i])) {
+      return usage();
+    }
+  }
+  for (int64_t i = 0; i < options.cases; ++i) {
+    const auto seed = options.seed + static_cast<uint32_t>(i);
+    const auto drawn =
+        draw(seed, options.least_units, options.units, options.blocks);
+    try {
+      if (drawn.half) {
+        Run<c10::Half>(drawn, options.plants).check();
+      } else {
+        Run<c10::BFloat16>(drawn, options.plants).check();
+      }
+    } catch (const std::exception& error) {
+      std::printf("%s\n  %s\n", error.what(), drawn.describe().c_str());
+      return 1;
+    }
+  }
+  std::printf(
+      "%ld cases from seed %u: right\n",
+      static_cast<long>(options.cases),
+      options.seed);
+  return 0;
+}

@@ -1,0 +1,127 @@
+#pragma once
+
+#include "emulator.h"
+
+#include <string>
+
+// How check.cpp runs kernels on the host.
+namespace backend {
+
+constexpr char kPlants[] =
+    "no_barrier, plain_stores, no_sentinel, misaligned_output, short_shared, "
+    "too_few_resident";
+
+struct Plants : emulator::Plants {
+  bool no_sentinel = false;
+  bool misaligned_output = false;
+  bool short_shared = false;
+  bool too_few_resident = false;
+
+  bool set(const std::string& name) {
+    const std::pair<const char*, bool*> all[] = {
+        {"no_barrier", &no_barrier},
+        {"plain_stores", &plain_stores},
+        {"no_sentinel", &no_sentinel},
+        {"misaligned_output", &misaligned_output},
+        {"short_shared", &short_shared},
+        {"too_few_resident", &too_few_resident}};
+    for (const auto& [known, value] : all) {
+      if (name == known) {
+        *value = true;
+        return true;
+      }
+    }
+    return false;
+  }
+};
+
+inline void* allocate(size_t bytes) {
+  return operator new(bytes, std::align_val_t(16));
+}
+
+inline void release(void* data) {
+  operator delete(data, std::align_val_t(16));
+}
+
+template <typename Args>
+int blocks(const Args& args, int tiles) {
+  const auto rows = tiles * lltm::recurrence::kTileRows;
+  return static_cast<int>(
+      (args.sequence.batch + rows - 1) / rows *
+      (args.state_size / lltm::recurrence::kUnits));
+}
+
+template <typename Kernel>
+void run(
+    int blocks,
+    int shared_floats,
+    uint32_t seed,
+    const Plants& plants,
+    const Kernel& kernel) {
+  emulator::run(
+      {blocks,
+       lltm::recurrence::kThreads,
+       shared_floats - (plants.short_shared ? 4 : 0),
+       blocks - (plants.too_few_resident ? 1 : 0),
+       seed,
+       plants},
+      kernel);
+}
+
+template <int tiles, typename scalar_t>
+void forward_of(
+    const lltm::recurrence::Forward<scalar_t>& args,
+    int blocks,
+    uint32_t seed,
+    const Plants& plants) {
+  run(blocks,
+      2 * lltm::recurrence::kForwardSums<tiles>,
+      seed,
+      plants,
+      [&](const emulator::Machine& machine, float* shared) {
+        lltm::recurrence::run_forward<tiles>(machine, args, shared);
+      });
+}
+
+template <typename scalar_t>
+void forward(
+    const lltm::recurrence::Forward<scalar_t>& args,
+    int tiles,
+    int blocks,
+    uint32_t seed,
+    const Plants& plants) {
+  const auto run = tiles == 1 ? forward_of<1, scalar_t>
+      : tiles == 2            ? forward_of<2, scalar_t>
+                              : forward_of<4, scalar_t>;
+  run(args, blocks, seed, plants);
+}
+
+template <int tiles, typename scalar_t>
+void backward_of(
+    const lltm::recurrence::Backward<scalar_t>& args,
+    int blocks,
+    uint32_t seed,
+    const Plants& plants) {
+  run(blocks,
+      2 * lltm::recurrence::kBackwardSums<tiles>,
+      seed,
+      plants,
+      [&](const emulator::Machine& machine, float* shared) {
+        lltm::recurrence::run_backward<tiles>(machine, args, shared);
+      });
+}
+
+template <typename scalar_t>
+void backward(
+    const lltm::recurrence::Backward<scalar_t>& args,
+    int tiles,
+    int blocks,
+    uint32_t seed,
+    const Plants& plants) {
+  const auto run = tiles == 1 ? backward_of<1, scalar_t>
+      : tiles == 2            ? backward_of<2, scalar_t>
+                              : backward_of<4, scalar_t>;
+  run(args, blocks, seed, plants);
+}
+
+} // namespace backend
