@@ -76,12 +76,12 @@ lint: $(VENV)/.lint  ## ruff, mypy, clang-format
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	$(VENV)/bin/clang-format --dry-run --Werror $$(git ls-files 'csrc/*' 'benchmarks/*.cpp' 'tests/*.cpp' 'tests/*.h' 'tests/*.cuh' 'examples/*.cpp')
+	$(VENV)/bin/clang-format --dry-run --Werror $$(git ls-files 'csrc/*' 'benchmarks/*.cpp' 'benchmarks/*.cu' 'tests/*.cpp' 'tests/*.h' 'tests/*.cuh' 'examples/*.cpp')
 
 format: $(VENV)/.lint  ## let ruff and clang-format rewrite the sources
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
-	$(VENV)/bin/clang-format -i $$(git ls-files 'csrc/*' 'benchmarks/*.cpp' 'tests/*.cpp' 'tests/*.h' 'tests/*.cuh' 'examples/*.cpp')
+	$(VENV)/bin/clang-format -i $$(git ls-files 'csrc/*' 'benchmarks/*.cpp' 'benchmarks/*.cu' 'tests/*.cpp' 'tests/*.h' 'tests/*.cuh' 'examples/*.cpp')
 
 onnx: extra-onnx  ## install the extra onnx, and run the tests that need it
 	$(PYTHON) -m pytest tests/test_onnx.py tests/test_docs.py

@@ -212,6 +212,7 @@ needs_cuda_build = pytest.mark.skipif(
     "sources",
     [
         ["benchmarks/probes.cu"],
+        ["benchmarks/ablations.cu"],
         ["tests/recurrence/check.cpp", "csrc/cuda/lltm_recurrence_kernel.cu"],
     ],
     ids=lambda sources: sources[0],

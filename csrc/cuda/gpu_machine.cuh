@@ -28,9 +28,9 @@ struct GpuMachine {
     __syncwarp();
   }
 
-  // Between two looks at what has not arrived. A debug build ends a hang.
+  // Between two looks at what has not arrived. LLTM_BOUND_WAITS ends a hang.
   __device__ void pause([[maybe_unused]] int64_t turn) const {
-#ifdef __CUDACC_DEBUG__
+#if defined(__CUDACC_DEBUG__) || defined(LLTM_BOUND_WAITS)
     if (turn > int64_t(1) << 26) {
       __trap();
     }
@@ -69,10 +69,11 @@ struct GpuMachine {
       const uint32_t (&weights)[4],
       uint32_t word0,
       uint32_t word1) const {
-    // Older GPUs never get here: see fits().
+    // Older GPUs never get here: see resident_blocks().
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
 #define LLTM_MMA(dtype)                                                      \
-  asm("mma.sync.aligned.m16n8k16.row.col.f32." dtype "." dtype               \
+  asm volatile(                                                              \
+      "mma.sync.aligned.m16n8k16.row.col.f32." dtype "." dtype               \
       ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
       : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])           \
       : "r"(weights[0]),                                                     \

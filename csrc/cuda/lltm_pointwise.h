@@ -93,11 +93,11 @@ struct BackwardUnit {
 
 // The resets of a step that many rows have; null: there are none.
 struct RowResets {
-  const bool* resets;
+  const uint8_t* resets;
   int64_t rows;
 
   LLTM_INLINE bool operator[](int64_t row) const {
-    return resets != nullptr && row < rows && resets[row];
+    return resets != nullptr && row < rows && resets[row] != 0;
   }
 };
 

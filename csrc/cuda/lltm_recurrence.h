@@ -94,14 +94,14 @@ struct Arguments {
   int32_t state_size;
   const scalar_t* weights; // [3 * state_size, state_size]
   int64_t weights_strides[2];
-  const bool* resets; // [rows], or null
+  const uint8_t* resets; // [rows], or null
 
   LLTM_INLINE scalar_t weight(int64_t gate_unit, int64_t unit) const {
     return weights[gate_unit * weights_strides[0] + unit * weights_strides[1]];
   }
 
   LLTM_INLINE bool is_reset(int64_t row) const {
-    return resets != nullptr && resets[row];
+    return resets != nullptr && resets[row] != 0;
   }
 };
 
@@ -198,8 +198,7 @@ LLTM_INLINE bool has_arrived(const Words& words) {
 }
 
 // What a lane needs of a row, from blocks of columns first, first + kWarps and
-// so on; zeros beyond end, where row is null, and after a reset. Waits for what
-// is not there.
+// so on; zeros beyond end and where row is null. Waits for what is not there.
 template <typename scalar_t, typename Machine>
 LLTM_INLINE void gather(
     const Machine& machine,
@@ -207,8 +206,7 @@ LLTM_INLINE void gather(
     const scalar_t* row,
     int first,
     int end,
-    bool waits,
-    bool is_reset) {
+    bool waits) {
   const auto load = [&](int i) {
     return machine.load_relaxed(
         reinterpret_cast<const Words*>(row + kColumns * (first + i * kWarps)));
@@ -231,10 +229,6 @@ LLTM_INLINE void gather(
       break;
     }
     machine.pause(turn);
-  }
-#pragma unroll
-  for (auto& each : words) {
-    each = is_reset ? Words{} : each;
   }
   machine.sync_warp(); // mma needs all lanes
 }
@@ -353,7 +347,11 @@ LLTM_INLINE void run_forward(
         is_reset = args.is_reset(cursor.first_row + own);
       }
       Words words[kColumnBlocks];
-      gather(machine, words, from, part.warp, column_blocks, waits, is_reset);
+      gather(machine, words, from, part.warp, column_blocks, waits);
+#pragma unroll
+      for (auto& each : words) {
+        each = is_reset ? Words{} : each;
+      }
       float products_with_h[3][4] = {};
 #pragma unroll
       for (int i = 0; i < kColumnBlocks; ++i) {
@@ -468,12 +466,11 @@ LLTM_INLINE void run_backward(
     struct Saved {
       scalar_t input_gate, output_gate, candidate, cell, grad_h, grad_cell;
     } saved[part.kOwned];
+    bool carries[part.kOwned]; // gradients, from the step after
 #pragma unroll
     for (int i = 0; i < part.kOwned; ++i) {
       const auto own = part.owned_row(i);
-      if (own < rows_after && args.is_reset(row_after + own)) {
-        d_cell[i] = 0;
-      }
+      carries[i] = own < rows_after && !args.is_reset(row_after + own);
       if (own < rows) {
         const auto row = cursor.first_row + own;
         const auto at = row * state_size + part.unit;
@@ -492,20 +489,16 @@ LLTM_INLINE void run_backward(
 #pragma unroll 1
     for (int tile = 0; tile < tiles; ++tile) {
       const auto own = part.row_of_lane(tile);
-      const scalar_t* from = nullptr;
-      bool is_reset = false;
-      if (own < rows_after) {
-        from =
-            args.d_gates + (row_after + own) * 3 * state_size + 8 * part.quad;
-        is_reset = args.is_reset(row_after + own);
-      }
+      const bool ran = own < rows_after;
+      const scalar_t* const from = ran
+          ? args.d_gates + (row_after + own) * 3 * state_size + 8 * part.quad
+          : nullptr;
       float products[2][4] = {};
 #pragma unroll
       for (int third = 0; third < 3; ++third) {
         const int first = part.warp + third * kColumnBlocks * kWarps;
         Words words[kColumnBlocks];
-        const bool ran = from != nullptr;
-        gather(machine, words, from, first, column_blocks, ran, is_reset);
+        gather(machine, words, from, first, column_blocks, ran);
 #pragma unroll
         for (int i = 0; i < kColumnBlocks; ++i) {
           if (first + i * kWarps < column_blocks) {
@@ -531,8 +524,9 @@ LLTM_INLINE void run_backward(
 #pragma unroll
     for (int i = 0; i < part.kOwned; ++i) {
       const auto own = part.owned_row(i);
-      const bool ran = own < rows_after;
-      const float d_h = ran ? part.total(sums, i, 1, 0) : 0;
+      // Not by zeros in the product: weights may be infinite.
+      const float d_h = carries[i] ? part.total(sums, i, 1, 0) : 0;
+      d_cell[i] = carries[i] ? d_cell[i] : 0;
       scalar_t* to = nullptr;
       CellBackward<float> out{};
       if (own < rows) {
@@ -547,7 +541,7 @@ LLTM_INLINE void run_backward(
             step.output_gate,
             step.candidate);
         d_cell[i] = out.d_old_cell;
-      } else if (ran) {
+      } else if (own < rows_after) {
         const auto at = int64_t(own) * state_size + part.unit;
         args.d_h0[at] = static_cast<scalar_t>(d_h);
         args.d_c0[at] = static_cast<scalar_t>(d_cell[i]);

@@ -41,8 +41,11 @@ inline at::Tensor flat_or_none(const OptionalTensor& tensor) {
   return tensor ? tensor->contiguous().flatten() : at::Tensor();
 }
 
-inline const bool* data_or_null(const at::Tensor& resets) {
-  return resets.defined() ? resets.const_data_ptr<bool>() : nullptr;
+// As bytes: whatever is not 0 is a reset.
+inline const uint8_t* bytes_or_null(const at::Tensor& resets) {
+  return resets.defined()
+      ? reinterpret_cast<const uint8_t*>(resets.const_data_ptr<bool>())
+      : nullptr;
 }
 
 // step: or null.
@@ -50,7 +53,7 @@ inline RowResets resets_of(const at::Tensor& resets, const SequenceStep* step) {
   if (!resets.defined() || step == nullptr) {
     return {nullptr, 0};
   }
-  return {resets.const_data_ptr<bool>() + step->first_row, step->rows};
+  return {bytes_or_null(resets) + step->first_row, step->rows};
 }
 
 // A pointer to the rows of a step.
@@ -180,7 +183,7 @@ class SequenceForward {
       args.weights_strides[1] = weights_for_h_.stride(1);
       args.h0 = h0_.const_data_ptr<scalar_t>();
       args.cell = cell_.mutable_data_ptr<float>();
-      args.resets = data_or_null(resets_);
+      args.resets = bytes_or_null(resets_);
       args.gates = gates.mutable_data_ptr<scalar_t>();
       args.gates_row = chunk.first_row;
       args.write_gates = write_gates;
@@ -356,7 +359,7 @@ class SequenceBackward {
           args.cells = cells_.const_data_ptr<scalar_t>();
           args.grad_output = grad_output_.const_data_ptr<scalar_t>();
           args.grad_cells = grad_cells_.const_data_ptr<scalar_t>();
-          args.resets = data_or_null(resets_);
+          args.resets = bytes_or_null(resets_);
           args.d_gates = d_gates_.mutable_data_ptr<scalar_t>();
           args.d_h0 = d_h0.mutable_data_ptr<scalar_t>();
           args.d_c0 = d_c0.mutable_data_ptr<scalar_t>();

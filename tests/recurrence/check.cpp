@@ -81,7 +81,8 @@ struct Case {
   bool with_resets;
   bool write_gates;
   bool transposed_weights;
-  bool odd_h0; // not finite
+  bool odd_h0;      // not finite
+  bool odd_weights; // likewise
   int64_t steps_of_launch;
 
   std::string describe() const {
@@ -99,6 +100,7 @@ struct Case {
     add("write_gates", write_gates);
     add("transposed_weights", transposed_weights);
     add("odd_h0", odd_h0);
+    add("odd_weights", odd_weights);
     add("steps of a launch", steps_of_launch);
     text += ", lengths";
     for (const auto length : lengths) {
@@ -147,6 +149,7 @@ Case draw(
     std::sort(drawn.lengths.rbegin(), drawn.lengths.rend());
     drawn.lengths[0] = static_cast<int32_t>(drawn.steps);
   }
+  drawn.odd_weights = between(0, 3) == 0;
   return drawn;
 }
 
@@ -184,7 +187,11 @@ class Run {
     fill(grad_output_, 0.3);
     fill(grad_cells_, 0.1);
     for (int64_t row = 0; row < rows_; ++row) {
-      resets_[row] = random_() % 4 == 0;
+      resets_[row] = random_() % 4 == 0 ? 2 : 0; // any byte but 0
+    }
+    if (drawn.odd_weights) {
+      weights_[drawn.transposed_weights ? stride_ + 3 : 3 * stride_ + 1] =
+          std::numeric_limits<scalar_t>::infinity();
     }
     if (drawn.odd_h0) {
       // The sentinel, which is a NaN, may well be in an argument.
@@ -253,7 +260,7 @@ class Run {
   }
 
   bool is_reset(int64_t row) const {
-    return case_.with_resets && resets_[row];
+    return case_.with_resets && resets_[row] != 0;
   }
 
   bool begins(size_t turn, int64_t sequence) const {
@@ -453,7 +460,7 @@ class Run {
   const int64_t stride_;
   const Buffer<scalar_t> weights_, h0_, c0_, products_, gates_, output_, cells_;
   const Buffer<float> cell_;
-  const Buffer<bool> resets_;
+  const Buffer<uint8_t> resets_;
   const Buffer<scalar_t> grad_output_, grad_cells_, d_gates_, d_h0_, d_c0_;
 };
 

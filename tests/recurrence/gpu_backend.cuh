@@ -4,10 +4,13 @@
 
 #include <cuda_runtime.h>
 
+#include <cstdlib>
+#include <map>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
-// How check.cpp runs kernels on a GPU, in memory that the host sees too.
+// How check.cpp runs kernels on a GPU.
 namespace backend {
 
 constexpr char kPlants[] = "none on a GPU";
@@ -27,32 +30,98 @@ inline void require_success(cudaError_t error) {
   }
 }
 
+struct Allocation {
+  size_t bytes;
+  char* on_device;
+};
+
+// By where they begin on the host. Each has a twin on the GPU, whose bounds
+// memcheck knows: managed memory is not to be had everywhere.
+inline std::map<char*, Allocation>& allocations() {
+  static std::map<char*, Allocation> all;
+  return all;
+}
+
 inline void* allocate(size_t bytes) {
-  void* data = nullptr;
-  require_success(cudaMallocManaged(&data, bytes == 0 ? 1 : bytes));
+  auto* const data = static_cast<char*>(std::malloc(bytes));
+  char* on_device = nullptr;
+  require_success(cudaMalloc(&on_device, bytes));
+  allocations()[data] = {bytes, on_device};
   return data;
 }
 
 inline void release(void* data) {
-  cudaFree(data);
+  cudaFree(allocations().at(static_cast<char*>(data)).on_device);
+  allocations().erase(static_cast<char*>(data));
+  std::free(data);
 }
 
-inline void finish(bool launched) {
-  if (!launched) {
+// All arguments are where an allocation begins.
+template <typename T>
+void to_device(T*& pointer) {
+  if (pointer != nullptr) {
+    auto* const host =
+        reinterpret_cast<char*>(const_cast<std::remove_const_t<T>*>(pointer));
+    pointer = reinterpret_cast<T*>(allocations().at(host).on_device);
+  }
+}
+
+inline void copy_all(cudaMemcpyKind kind) {
+  for (const auto& [host, allocation] : allocations()) {
+    const bool down = kind == cudaMemcpyDeviceToHost;
+    require_success(cudaMemcpy(
+        down ? host : allocation.on_device,
+        down ? allocation.on_device : host,
+        allocation.bytes,
+        kind));
+  }
+}
+
+template <typename Args>
+void run(const Args& args) {
+  copy_all(cudaMemcpyHostToDevice);
+  if (!lltm::recurrence::launch(args, nullptr)) {
     throw std::runtime_error("the launch was refused");
   }
   require_success(cudaDeviceSynchronize());
+  copy_all(cudaMemcpyDeviceToHost);
 }
 
 // The launch chooses the tiles.
-template <typename Args>
-void forward(const Args& args, int, int, uint32_t, const Plants&) {
-  finish(lltm::recurrence::launch(args, nullptr));
+template <typename scalar_t>
+void forward(
+    lltm::recurrence::Forward<scalar_t> args,
+    int,
+    int,
+    uint32_t,
+    const Plants&) {
+  to_device(args.weights);
+  to_device(args.resets);
+  to_device(args.h0);
+  to_device(args.cell);
+  to_device(args.gates);
+  to_device(args.output);
+  to_device(args.cells);
+  run(args);
 }
 
-template <typename Args>
-void backward(const Args& args, int, int, uint32_t, const Plants&) {
-  finish(lltm::recurrence::launch(args, nullptr));
+template <typename scalar_t>
+void backward(
+    lltm::recurrence::Backward<scalar_t> args,
+    int,
+    int,
+    uint32_t,
+    const Plants&) {
+  to_device(args.weights);
+  to_device(args.resets);
+  to_device(args.gates);
+  to_device(args.cells);
+  to_device(args.grad_output);
+  to_device(args.grad_cells);
+  to_device(args.d_gates);
+  to_device(args.d_h0);
+  to_device(args.d_c0);
+  run(args);
 }
 
 } // namespace backend
