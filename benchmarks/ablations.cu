@@ -82,8 +82,8 @@ float microseconds_per_step(
   const auto bytes = 2 * shared_floats * sizeof(float);
   check(cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-  const int blocks = (kBatch + kTiles * kTileRows - 1) / (kTiles * kTileRows) *
-      (args.state_size / kUnits);
+  const auto blocks =
+      static_cast<unsigned>(grid_blocks(kBatch, args.state_size, kTiles));
   cudaEvent_t begin, end;
   check(cudaEventCreate(&begin));
   check(cudaEventCreate(&end));

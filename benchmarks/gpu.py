@@ -196,7 +196,7 @@ def run_tests(folder: Path, seconds: float) -> dict[str, Any]:
 
 
 def run_scripts(commands: Commands, *scripts: list[str]) -> dict[str, Any]:
-    """Of this folder, one after the other; they write their figures themselves."""
+    """Runs scripts of this folder one after the other; each writes its own figures."""
     for script, *options in scripts:
         command = [sys.executable, str(BENCHMARKS / script), *options]
         commands.run(" ".join([script, *options]), [*command, "--output", str(commands.folder)])

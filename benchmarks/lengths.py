@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import lltm_ops
 
-# Of nn.LSTM, which takes a time that grows with the square, seconds a call beyond.
+# Longer packs are not timed with nn.LSTM: its time grows with the square, to seconds a call.
 LSTM_PACKED_STEPS = 640
 LENGTHS = [10, 20, 40, 80, 160, 320, 640, 1250, 2500, 4000]
 

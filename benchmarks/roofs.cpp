@@ -45,7 +45,7 @@ void products(int64_t M, int64_t N, int64_t K, int64_t repeats) {
   }
 }
 
-// As many products of one block, in cache, on each thread.
+// Each thread makes so many products of one block, in cache.
 void brgemm(
     at::ScalarType dtype,
     int64_t M,

@@ -36,8 +36,9 @@ def cuda_timer() -> Callable[[], float]:
 
 
 def settle_allocator() -> None:
-    """As in a process that has run for a while: until it has freed a block about as large, of 32
-    MiB at most, glibc gives memory back to the system, and the next call pays for its pages."""
+    """Makes timings those of a process that has run for a while: until it has freed a block about as
+    large, of 32 MiB at most, glibc gives memory back to the system, and the next call pays for its
+    pages."""
     torch.empty((32 << 20) - (1 << 16), dtype=torch.uint8)
 
 

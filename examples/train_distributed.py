@@ -179,7 +179,7 @@ def latest(folder: Path) -> Path | None:
 
 
 def load(training: Training, checkpoint: Path) -> None:
-    """Of any number of processes and either strategy, but of the same training."""
+    """Takes a checkpoint of the same training, of any number of processes and either strategy."""
     with loading(checkpoint, dcp.CheckpointException):
         rest = json.loads((checkpoint / "training.json").read_text())
         training.check_config(checkpoint, rest["config"])

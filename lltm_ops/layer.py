@@ -415,7 +415,7 @@ class LLTM(nn.Module):
         resets: Optional[Tensor],
     ) -> Tuple[Tensor, Tensor]:
         """What the operator computes, and what it does not, step by step."""
-        # Of no features, it only checks.
+        # The operator, given no features, only checks.
         nothing, _ = torch.ops.lltm.sequence_forward(
             input[..., :0], weights[:0, :0], weights[0, :0],
             h_0[:, :0], c_0[:, :0], batch_sizes, reverse, resets,

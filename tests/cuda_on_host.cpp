@@ -124,8 +124,7 @@ struct HostDevice {
     }
     ++recurrences;
     const int tiles = 1 << recurrences % 3;
-    backend::forward(
-        args, tiles, backend::blocks(args, tiles), recurrences, {});
+    backend::forward(args, tiles, recurrences, {});
     return true;
   }
 
@@ -136,8 +135,7 @@ struct HostDevice {
     }
     ++recurrences;
     const int tiles = 1 << recurrences % 3;
-    backend::backward(
-        args, tiles, backend::blocks(args, tiles), recurrences, {});
+    backend::backward(args, tiles, recurrences, {});
     return true;
   }
 };

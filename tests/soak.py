@@ -93,8 +93,8 @@ class Worker:
             command.append("--parallel")
         if self.args.plant:
             command += ["--plant", *self.args.plant]
-        # Else each thread would have an arena of its own, with pages in partial use that
-        # malloc_trim cannot give back, and memory would tell how many threads there have been.
+        # With an arena for each thread, memory would tell how many threads there have been:
+        # malloc_trim cannot give back pages in partial use.
         variables = {"MALLOC_ARENA_MAX": "2"}
         if not self.parallel:
             variables["OMP_NUM_THREADS"] = "1"

@@ -61,7 +61,7 @@ def formula(
     reverse: bool = False,
     resets: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What sequence_forward returns, and the state after the last step, by the definition."""
+    """What sequence_forward returns, and the state after the last step."""
     sizes = [len(h0)] * len(input) if batch_sizes is None else batch_sizes.tolist()
     steps = input.reshape(sum(sizes), input.shape[-1]).split(sizes)
     resets_of = [None] * len(sizes) if resets is None else resets.flatten().split(sizes)
@@ -72,10 +72,7 @@ def formula(
         if resets_of[t] is not None:
             kept = ~resets_of[t].unsqueeze(1)
             old_h, old_cell = old_h * kept, old_cell * kept
-        i, o, x = (torch.cat([old_h, steps[t]], 1) @ weights.T + bias).chunk(3, 1)
-        candidate = torch.where(x > 0, x, torch.expm1(x.clamp(max=0)))
-        new_cell = old_cell + candidate / (1 + torch.exp(-i))
-        new_h = torch.tanh(new_cell) / (1 + torch.exp(-o))
+        new_h, new_cell = lltm_ops.reference(steps[t], weights, bias, old_h, old_cell)
         hs.append(new_h)
         cells.append(new_cell)
         h, cell = torch.cat([new_h, h[sizes[t] :]]), torch.cat([new_cell, cell[sizes[t] :]])
@@ -97,7 +94,7 @@ def formula_of_cell(input: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
 def formula_of_layer(
     input: Tensor, h_0: Tensor, c_0: Tensor, batch_sizes: Tensor | None, *parameters: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of a bidirectional LLTM."""
+    """What a bidirectional LLTM computes."""
     h_n, c_n = [], []
     for layer in range(len(h_0) // 2):
         outputs = []
@@ -130,7 +127,7 @@ def gradients(
     leaves = [a for a in arguments if isinstance(a, Tensor) and a.requires_grad]
     outputs = list(op(*arguments))
     weights = [gradient_of(output.detach()) for output in outputs]
-    # Of no steps, the formula does not use its weights.
+    # Without steps, the formula does not use its weights.
     found = torch.autograd.grad(
         outputs, leaves, weights, create_graph=create_graph, materialize_grads=True
     )
@@ -258,7 +255,7 @@ def is_close(result: Tensor, expected: Tensor, slack: float = 1) -> bool:
 
 
 def make_case(kind: Kind, rng: Random) -> Case:
-    """Of a random dtype, size and layout; its first answer agrees with the formula in float64."""
+    """Draws dtype, size and layout; the first answer agrees with the formula in float64."""
     dtypes = DTYPES if kind.bitwise else [torch.float64, torch.float32]
     dtype = torch.float32 if kind.way is autocast else rng.choice(dtypes)
     shape = rng.choice(shapes(kind, dtype))
@@ -382,7 +379,7 @@ OPERATORS: dict[str, Callable[[list[Any], bool], Prepared]] = {
 
 
 def error_cases() -> list[tuple[Operator, Callable[[str], list[Any]], str]]:
-    """Of test_errors, those that name an operator: it, what makes its arguments, their name."""
+    """The cases of test_errors that name an operator: it, what makes its arguments, their name."""
     catalogue = [
         (lltm_ops.forward, test_errors.forward_arguments, test_errors.FORWARD_CASES),
         (test_errors.with_grad, test_errors.forward_arguments, {"bias too long": None}),
@@ -430,7 +427,7 @@ class Calls:
         self.planted: list[Any] = []
 
     def fill_caches(self) -> None:
-        """Of kernels for each thread, of scripts, which PyTorch optimises when they have run."""
+        """Fills those of each thread's kernels, and of scripts, which PyTorch optimises once they ran."""
         threads = MAX_THREADS if self.parallel else 1
         with ThreadPoolExecutor(MAX_THREADS, "", torch.set_num_threads, (threads,)) as pool:
             for check in [pool.submit(case.check_again) for _ in range(3) for case in self.cases]:
@@ -602,7 +599,7 @@ mallinfo2.restype = MallocInfo
 def report(counts: Counter[str]) -> None:
     """With what the process holds now that no call is under way."""
     gc.collect()
-    # Else glibc keeps memory that calls have freed, more or less of it as arenas come and go.
+    # Otherwise glibc keeps memory that calls have freed, more or less as arenas come and go.
     libc.malloc_trim(0)
     malloc = mallinfo2()
     status = Path("/proc/self/status").read_text()

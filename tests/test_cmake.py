@@ -57,7 +57,7 @@ def checkout(tmp_path_factory):
 
 
 def commands(checkout):
-    """Of the compiler, by the source file of the library."""
+    """The compiler's command for each source file of the library."""
     file = checkout / "build" / "cmake" / "compile_commands.json"
     return {
         str(Path(entry["file"]).relative_to(checkout)): entry["command"]

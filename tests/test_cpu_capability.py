@@ -22,8 +22,8 @@ CHOSEN = (
     "and not of_nothing"
 )
 VALUE_TESTS = ["test_values.py", "test_gradients.py", "test_sequence.py"]
-# Of the kernels: portable and AVX2. Of oneDNN: AVX-512 without bfloat16, AVX2, and nothing that it
-# has products for, where PyTorch takes the BLAS. What the machine takes by itself runs in this
+# The kernels run as portable code and with AVX2; oneDNN with AVX-512 without bfloat16, with AVX2,
+# and with nothing that it has products for, where PyTorch takes the BLAS. What the machine takes by itself runs in this
 # process already; on one without these instructions, all of them come to the same.
 CHOICES = [
     ("ATEN_CPU_CAPABILITY", "default"),

@@ -32,10 +32,18 @@ def errors_on_synchronisation():
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.fixture(params=[False, True], ids=["steps", "recurrence"])
+@pytest.fixture(params=["0", "1"], ids=["steps", "recurrence"])
 def way(request, monkeypatch):
-    """Both ways of a sequence. The recurrence takes half types, and of these some sizes."""
-    monkeypatch.setenv("LLTM_CUDA_RECURRENCE", str(int(request.param)))
+    """Both ways of a sequence in half types."""
+    monkeypatch.setenv("LLTM_CUDA_RECURRENCE", request.param)
+
+
+@pytest.fixture(params=["steps-float32", "steps-bfloat16", "recurrence-bfloat16"])
+def dtype_of_way(request, monkeypatch):
+    """The recurrence takes half types, and of these some sizes."""
+    way, dtype = request.param.split("-")
+    monkeypatch.setenv("LLTM_CUDA_RECURRENCE", str(int(way == "recurrence")))
+    return getattr(torch, dtype)
 
 
 def test_runs_on_the_current_stream():
@@ -105,7 +113,7 @@ def test_graph_capture_and_replay():
 
 
 def test_the_recurrence_runs(monkeypatch):
-    """Else the tests of both ways would test one of them twice."""
+    """Without this, the tests of both ways could test one of them twice."""
     monkeypatch.setenv("LLTM_CUDA_RECURRENCE", "1")
     inputs = sequence_inputs("cuda", torch.bfloat16, (5, 3, 5, 32), requires_grad=True)
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
@@ -138,8 +146,8 @@ def test_half_types_match_reference(dtype, shape, kind, way):
 
 
 @each_sequence_kind
-def test_sequences_repeat_their_bits(kind, way):
-    inputs = sequence_inputs("cuda", torch.bfloat16, (64, 24, 16, 512), kind)
+def test_sequences_repeat_their_bits(kind, dtype_of_way):
+    inputs = sequence_inputs("cuda", dtype_of_way, (64, 24, 16, 512), kind)
     first = torch.ops.lltm._sequence_forward_with_gates(*inputs)
     for _ in range(20):
         for again, once in zip(
@@ -149,16 +157,16 @@ def test_sequences_repeat_their_bits(kind, way):
 
 
 @each_sequence_kind
-def test_sequences_do_not_synchronise(kind, way):
-    inputs = sequence_inputs("cuda", torch.bfloat16, (5, 3, 5, 32), kind, requires_grad=True)
+def test_sequences_do_not_synchronise(kind, dtype_of_way):
+    inputs = sequence_inputs("cuda", dtype_of_way, (5, 3, 5, 32), kind, requires_grad=True)
     with errors_on_synchronisation():
         output, cells = torch.ops.lltm.sequence_forward(*inputs)
         torch.autograd.backward((output, cells), (output.detach(), cells.detach()))
 
 
-def test_two_sequences_at_once(way):
+def test_two_sequences_at_once(dtype_of_way):
     """Two grids that each want to run whole, on two streams."""
-    inputs = sequence_inputs("cuda", torch.bfloat16, (200, 64, 32, 512))
+    inputs = sequence_inputs("cuda", dtype_of_way, (200, 64, 32, 512))
     expected = torch.ops.lltm.sequence_forward(*inputs)
     torch.cuda.synchronize()
     results = []
@@ -173,8 +181,8 @@ def test_two_sequences_at_once(way):
 
 
 @each_sequence_kind
-def test_sequences_run_on_the_current_stream(kind, way):
-    inputs = sequence_inputs("cuda", torch.bfloat16, (6, 16, 32, 128), kind)
+def test_sequences_run_on_the_current_stream(kind, dtype_of_way):
+    inputs = sequence_inputs("cuda", dtype_of_way, (6, 16, 32, 128), kind)
     expected = torch.ops.lltm.sequence_forward(*inputs)
     late = torch.zeros_like(inputs[0])
     torch.cuda.synchronize()
@@ -188,8 +196,8 @@ def test_sequences_run_on_the_current_stream(kind, way):
 
 
 @each_sequence_kind
-def test_graph_capture_and_replay_of_sequences(kind, way):
-    inputs = sequence_inputs("cuda", torch.bfloat16, (5, 3, 5, 32), kind, requires_grad=True)
+def test_graph_capture_and_replay_of_sequences(kind, dtype_of_way):
+    inputs = sequence_inputs("cuda", dtype_of_way, (5, 3, 5, 32), kind, requires_grad=True)
 
     def run():
         outputs = torch.ops.lltm.sequence_forward(*inputs)

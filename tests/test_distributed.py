@@ -449,7 +449,7 @@ def rejection(example, options, capsys):
 
 @pytest.fixture
 def checkpoint(example, tmp_path):
-    """Of a training that has hardly begun."""
+    """A checkpoint of a training that has hardly begun."""
     args = example.command_line().parse_args([*TINY, f"--output={tmp_path}"])
     args.device = torch.device("cpu")
     training, _ = example.prepare(args)

@@ -238,7 +238,7 @@ SEQUENCE_CASES = {
     "resets of another batch": resets(5, 2),
     "resets of integers": resets(5, 3, dtype=torch.int64),
 }
-# Of the values, which only kernels that compute can see.
+# Faults in the values, which only kernels that compute can see.
 SEQUENCE_VALUE_CASES = {
     "batch_sizes that begin with another batch": sizes(4, 3, 2, 2, 1),
     "batch_sizes that increase": sizes(3, 2, 3, 2, 2),

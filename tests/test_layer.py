@@ -713,7 +713,7 @@ def test_compiled_by_default_with_one_graph_for_packed_sequences(
     assert counter.frame_count == 2  # the first is of the sizes of the first call only
 
 
-# Of fewer than 2, torch.compile makes graphs of their own, and torch.export does not.
+# Sizes below 2 get graphs of their own from torch.compile, but not from torch.export.
 FEW_AND_MANY = [(0, 0), (0, 3), (1, 1), (1, 4), (2, 0), (2, 1), (2, 3), (30, 17)]
 each_form = pytest.mark.parametrize("form", ["padded", "packed"])
 each_with_resets = pytest.mark.parametrize("with_resets", [False, True])

@@ -98,7 +98,8 @@ class ForwardGemm {
   // The products of as many panels are kept until the last K.
   static constexpr int64_t kMaxPanelsPerTask = 8;
 
-  // Of the last panel up to twice the others', in whole vectors.
+  // The last panel takes the rest, up to twice the others' width, in whole
+  // vectors.
   int64_t width(int64_t panel) const {
     return panel + 1 < panels_
         ? kPanelWidth
@@ -146,7 +147,7 @@ class ForwardGemm {
         });
   }
 
-  // Of from, whose features begin at offset, those in [first, last).
+  // Packs the features in [first, last) of from, whose own begin at offset.
   void pack(
       int64_t panel,
       int64_t first,

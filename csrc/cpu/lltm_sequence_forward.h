@@ -121,7 +121,7 @@ class SequenceForward {
     return kBytes / (blocks_ * width_ * int64_t(sizeof(opmath_t)));
   }
 
-  // Of a step.
+  // How many rows of a step one slot takes.
   int64_t rows_per_slot() const {
     return (a_.batch + shape_.row_groups - 1) / shape_.row_groups;
   }
@@ -355,7 +355,7 @@ class SequenceForward {
   const TeamShape shape_;
   const std::vector<SequenceChunk> chunks_;
   const int64_t most_rows_;
-  // Else the states that a step begins with lie together.
+  // Whether the states that a step begins with may lie apart.
   const bool gathers_ = a_.packed || a_.resets != nullptr;
   const Scratch<gemm_t> weights_;
   const Scratch<opmath_t> products_;

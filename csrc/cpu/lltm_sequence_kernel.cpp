@@ -42,7 +42,7 @@ void forward_step_by_step(const SequenceForwardArguments<scalar_t>& a) {
 
 template <typename scalar_t>
 void forward_all_steps(const SequenceForwardArguments<scalar_t>& arguments) {
-  // Of fewer steps the weights are not worth packing, at most sizes.
+  // With fewer steps, packing the weights does not pay at most sizes.
   constexpr size_t kSteps = 8;
   if (arguments.steps.size() < kSteps) {
     return forward_step_by_step(arguments);

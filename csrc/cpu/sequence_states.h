@@ -17,11 +17,11 @@ struct OldStates {
   int64_t state_size;
   const scalar_t* states;
   const scalar_t* initial;
-  // Null: none. Of bytes: those of a view of uint8 as bool may be any.
+  // Null if there are none. Bytes, for a view of uint8 as bool may hold any.
   const uint8_t* resets;
 
-  // Of rows [begin, end) of a step: where they lie, or scratch, if they do not
-  // lie together.
+  // The states that rows [begin, end) of a step begin with: where they lie
+  // together, or copied to scratch where they lie apart.
   const scalar_t*
   rows(int64_t step, int64_t begin, int64_t end, scalar_t* scratch) const {
     if (begin >= end) {

@@ -145,7 +145,7 @@ inline TeamShape team_shape(
   return {row_groups, std::max<int64_t>(1, unit_groups)};
 }
 
-// Of n, what part i of parts gets.
+// The share of n that part i of parts gets.
 struct Part {
   int64_t begin;
   int64_t end;

@@ -38,6 +38,13 @@ constexpr int kSumStride = kTileRows + 2;
 constexpr int kMostPackedBatch = 896;
 constexpr uint32_t kSentinel = 0xffffffffu;
 
+// The blocks of a grid, each for 16 units and so many tiles of the batch.
+constexpr int64_t
+grid_blocks(int64_t batch, int64_t state_size, int64_t tiles) {
+  const int64_t rows = tiles * kTileRows;
+  return (batch + rows - 1) / rows * (state_size / kUnits);
+}
+
 struct alignas(16) Words {
   uint32_t word[4];
 };
@@ -139,12 +146,12 @@ struct Part : Lane {
     unit = first_unit + unit_of_block;
   }
 
-  // Of the batch, as are all rows here.
+  // All rows here are rows of the batch.
   LLTM_INLINE int row_of_lane(int tile) const {
     return first_row + tile * kTileRows + group;
   }
 
-  // Of a single tile, half of the threads own nothing.
+  // With a single tile, half of the threads own nothing.
   LLTM_INLINE int owned_row(int i) const {
     constexpr int kNone = INT32_MAX;
     const int tile = first_tile + 2 * i;
@@ -156,7 +163,7 @@ struct Part : Lane {
     return ((tile * kWarps + warp) * results + result) * kUnits * kSumStride;
   }
 
-  // Of an element that the thread owns.
+  // The sum over all warps for element i of those that the thread owns.
   LLTM_INLINE float total(const float* sums, int i, int results, int result)
       const {
     float total = 0;
@@ -461,7 +468,7 @@ LLTM_INLINE void run_backward(
   int64_t row_after = 0;
   int32_t rows_after = 0;
   for (int32_t turn = 0; turn <= sequence.steps; ++turn) {
-    // Of the additional turn there are none.
+    // The additional turn has none.
     const int32_t rows = turn < sequence.steps ? cursor.rows : 0;
     struct Saved {
       scalar_t input_gate, output_gate, candidate, cell, grad_h, grad_cell;

@@ -78,9 +78,8 @@ bool launch(const Args& args, cudaStream_t stream) {
   const Kernel kernels[] = {
       kernel_of<1>(args), kernel_of<2>(args), kernel_of<4>(args)};
   for (const auto& kernel : kernels) {
-    const int64_t rows = kernel.tiles * kTileRows;
     const auto blocks =
-        (args.sequence.batch + rows - 1) / rows * (args.state_size / kUnits);
+        grid_blocks(args.sequence.batch, args.state_size, kernel.tiles);
     if (blocks > resident_blocks(kernel)) {
       continue;
     }

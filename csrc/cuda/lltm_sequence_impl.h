@@ -422,8 +422,9 @@ class SequenceBackward {
   const at::Tensor d_gates_;
 };
 
-// Of the weights for h and for input, in one tensor. Where all rows run at all
-// steps, the states that steps began with lie in output and are not copied.
+// The gradient of the weights for h and for input, in one tensor. Where all
+// rows run at all steps, the states that steps began with lie in output and are
+// not copied.
 inline at::Tensor d_weights_of_sequence(
     const std::vector<SequenceStep>& steps,
     const at::Tensor& d_gates,

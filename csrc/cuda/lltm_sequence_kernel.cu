@@ -15,7 +15,7 @@ namespace {
 struct CudaDevice {
   using Guard = c10::cuda::CUDAGuard;
 
-  // Of a chunk, where nobody wants the gates.
+  // What a chunk's gates may take, where nobody wants them.
   static constexpr int64_t kBytesOfGates = 64 << 20;
 
   template <typename Body>
@@ -56,20 +56,6 @@ struct CudaDevice {
   }
 };
 
-template <bool write_gates>
-ForwardWithGatesResult sequence_forward_with_gates_kernel(
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& bias,
-    const at::Tensor& h0,
-    const at::Tensor& c0,
-    const OptionalTensor& batch_sizes,
-    bool reverse,
-    const OptionalTensor& resets) {
-  return sequence_forward_impl<CudaDevice, write_gates>(
-      input, weights, bias, h0, c0, batch_sizes, reverse, resets);
-}
-
 ForwardResult sequence_forward_kernel(
     const at::Tensor& input,
     const at::Tensor& weights,
@@ -79,37 +65,9 @@ ForwardResult sequence_forward_kernel(
     const OptionalTensor& batch_sizes,
     bool reverse,
     const OptionalTensor& resets) {
-  auto [output, cells, gates] = sequence_forward_with_gates_kernel<false>(
+  auto [output, cells, gates] = sequence_forward_impl<CudaDevice, false>(
       input, weights, bias, h0, c0, batch_sizes, reverse, resets);
   return {std::move(output), std::move(cells)};
-}
-
-BackwardResult sequence_backward_kernel(
-    const at::Tensor& grad_output,
-    const at::Tensor& grad_cells,
-    const at::Tensor& output,
-    const at::Tensor& cells,
-    const at::Tensor& gates,
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& h0,
-    const OptionalTensor& batch_sizes,
-    bool reverse,
-    const OptionalTensor& resets,
-    OutputMask output_mask) {
-  return sequence_backward_impl<CudaDevice>(
-      grad_output,
-      grad_cells,
-      output,
-      cells,
-      gates,
-      input,
-      weights,
-      h0,
-      batch_sizes,
-      reverse,
-      resets,
-      output_mask);
 }
 
 } // namespace
@@ -118,8 +76,8 @@ TORCH_LIBRARY_IMPL(lltm, CUDA, m) {
   m.impl("sequence_forward", TORCH_FN(sequence_forward_kernel));
   m.impl(
       "_sequence_forward_with_gates",
-      TORCH_FN(sequence_forward_with_gates_kernel<true>));
-  m.impl("sequence_backward", TORCH_FN(sequence_backward_kernel));
+      TORCH_FN((sequence_forward_impl<CudaDevice, true>)));
+  m.impl("sequence_backward", TORCH_FN(sequence_backward_impl<CudaDevice>));
 }
 
 } // namespace lltm

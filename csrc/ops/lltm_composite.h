@@ -31,7 +31,8 @@ ForwardWithGatesResult forward_with_gates(
     const at::Tensor& old_h,
     const at::Tensor& old_cell);
 
-// Of the pre-activations [batch, 3 * state_size], and of the cell state.
+// The gradients of the pre-activations [batch, 3 * state_size] and of the old
+// cell state.
 using GateGradients = std::pair<at::Tensor, at::Tensor>;
 GateGradients gate_gradients(
     const at::Tensor& grad_h,

@@ -9,16 +9,16 @@ namespace lltm {
 // An uninitialised tensor with a row of so many columns for each row of input.
 at::Tensor empty_rows(const at::Tensor& input, const c10::SymInt& columns);
 
-// Of tensors [rows, ...]: all rows of a sequence, one step after the other.
+// A step's rows in tensors [rows, ...], which hold one step after the other.
 struct SequenceStep {
   int64_t first_row;
   int64_t rows;
-  // Of these, as many go on from the state of the step before; the rest begin
+  // So many of the rows go on from the state of the step before. The rest begin
   // with the initial state.
   int64_t carried;
 };
 
-// Of rows, those of a step.
+// The rows of a step.
 at::Tensor of_step(const at::Tensor& rows, const SequenceStep& step);
 
 // The steps in the order in which they run, without those that have no rows
@@ -43,7 +43,7 @@ std::vector<SequenceChunk> sequence_chunks(
     const std::vector<SequenceStep>& steps,
     int64_t max_rows);
 
-// Of the largest chunk.
+// The number of rows of the largest chunk.
 int64_t most_rows(const std::vector<SequenceChunk>& chunks);
 
 } // namespace lltm

@@ -84,7 +84,7 @@ void train_scripted(const std::string& file, const Tensors& in, Tensors& out) {
   }
 }
 
-// Of time and batch unlike those it was compiled with.
+// Takes a time and a batch unlike those that the model was compiled with.
 void run_compiled(const std::string& file, const Tensors& in, Tensors& out) {
   const c10::InferenceMode inference;
   torch::inductor::AOTIModelPackageLoader model(file);

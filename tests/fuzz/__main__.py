@@ -29,7 +29,7 @@ PATHS = {
     "onednn-none": {"ONEDNN_MAX_CPU_ISA": "SSE41"},
 }
 ROOT = Path(__file__).resolve().parent.parent.parent
-# Of a process: hypothesis remembers what it has drawn.
+# A process grows with its cases: hypothesis remembers what it has drawn.
 CASES_OF_A_PROCESS = 500
 # Without a new case for so long, a process hangs.
 SECONDS_OF_A_CASE = 300

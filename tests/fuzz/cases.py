@@ -40,7 +40,7 @@ class Case:
     threads: int = 1
     composite: bool = False
     onednn: bool = True
-    # Of modules.
+    # Only modules use the rest.
     form: str = "padded"
     layers: int = 1
     bidirectional: bool = False

@@ -32,7 +32,7 @@ class Fault(AssertionError):
 
 @dataclass
 class Statistics:
-    """Of all elements that were compared with the reference."""
+    """What comparing elements with the reference showed."""
 
     elements: int = 0
     undecided: int = 0

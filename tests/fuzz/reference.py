@@ -243,7 +243,7 @@ class Arithmetic:
         return self._round(result, self.results) if self.composite else result
 
     def column_sums(self, a: Bounded) -> Bounded:
-        """Of a [rows, columns]."""
+        """The sum of each column of a [rows, columns]."""
         ones = Bounded(torch.ones(1, a.value.shape[0], dtype=torch.float64), plain=True)
         return self.product(a.map(lambda t: t.T), ones)[:, 0]
 

@@ -35,7 +35,7 @@ struct Wrong : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Of exactly so many elements.
+// An array of exactly so many elements, for the checkers to see its bounds.
 template <typename T>
 class Buffer {
  public:
@@ -108,12 +108,6 @@ struct Case {
     }
     return text;
   }
-
-  int blocks() const {
-    const auto rows = tiles * recurrence::kTileRows;
-    return static_cast<int>(
-        (batch + rows - 1) / rows * (state_size / recurrence::kUnits));
-  }
 };
 
 Case draw(
@@ -133,7 +127,9 @@ Case draw(
     drawn.tiles = 1 << between(0, 2);
     drawn.batch = between(1, 10 * drawn.tiles);
     drawn.steps = between(1, 6);
-  } while (drawn.blocks() > most_blocks);
+  } while (
+      recurrence::grid_blocks(drawn.batch, drawn.state_size, drawn.tiles) >
+      most_blocks);
   drawn.reverse = between(0, 1);
   drawn.with_resets = between(0, 1);
   drawn.write_gates = between(0, 2) > 0;
@@ -303,7 +299,7 @@ class Run {
       args.output = output_.get() + (plants_.misaligned_output ? 2 : 0);
       args.cells = cells_.get();
       args.write_gates = case_.write_gates;
-      backend::forward(args, case_.tiles, case_.blocks(), case_.seed, plants_);
+      backend::forward(args, case_.tiles, case_.seed, plants_);
       std::copy_n(gates.get(), gates.size(), gates_.get() + low * 3 * H_);
     }
   }
@@ -368,7 +364,7 @@ class Run {
     args.d_gates = d_gates_.get();
     args.d_h0 = d_h0_.get();
     args.d_c0 = d_c0_.get();
-    backend::backward(args, case_.tiles, case_.blocks(), case_.seed, plants_);
+    backend::backward(args, case_.tiles, case_.seed, plants_);
   }
 
   void check_backward() const {

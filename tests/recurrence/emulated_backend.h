@@ -43,21 +43,15 @@ inline void release(void* data) {
   operator delete(data, std::align_val_t(16));
 }
 
-template <typename Args>
-int blocks(const Args& args, int tiles) {
-  const auto rows = tiles * lltm::recurrence::kTileRows;
-  return static_cast<int>(
-      (args.sequence.batch + rows - 1) / rows *
-      (args.state_size / lltm::recurrence::kUnits));
-}
-
-template <typename Kernel>
+template <int tiles, typename Args, typename Kernel>
 void run(
-    int blocks,
+    const Args& args,
     int shared_floats,
     uint32_t seed,
     const Plants& plants,
     const Kernel& kernel) {
+  const auto blocks = static_cast<int>(lltm::recurrence::grid_blocks(
+      args.sequence.batch, args.state_size, tiles));
   emulator::run(
       {blocks,
        lltm::recurrence::kThreads,
@@ -71,10 +65,10 @@ void run(
 template <int tiles, typename scalar_t>
 void forward_of(
     const lltm::recurrence::Forward<scalar_t>& args,
-    int blocks,
     uint32_t seed,
     const Plants& plants) {
-  run(blocks,
+  run<tiles>(
+      args,
       2 * lltm::recurrence::kForwardSums<tiles>,
       seed,
       plants,
@@ -87,22 +81,21 @@ template <typename scalar_t>
 void forward(
     const lltm::recurrence::Forward<scalar_t>& args,
     int tiles,
-    int blocks,
     uint32_t seed,
     const Plants& plants) {
   const auto run = tiles == 1 ? forward_of<1, scalar_t>
       : tiles == 2            ? forward_of<2, scalar_t>
                               : forward_of<4, scalar_t>;
-  run(args, blocks, seed, plants);
+  run(args, seed, plants);
 }
 
 template <int tiles, typename scalar_t>
 void backward_of(
     const lltm::recurrence::Backward<scalar_t>& args,
-    int blocks,
     uint32_t seed,
     const Plants& plants) {
-  run(blocks,
+  run<tiles>(
+      args,
       2 * lltm::recurrence::kBackwardSums<tiles>,
       seed,
       plants,
@@ -115,13 +108,12 @@ template <typename scalar_t>
 void backward(
     const lltm::recurrence::Backward<scalar_t>& args,
     int tiles,
-    int blocks,
     uint32_t seed,
     const Plants& plants) {
   const auto run = tiles == 1 ? backward_of<1, scalar_t>
       : tiles == 2            ? backward_of<2, scalar_t>
                               : backward_of<4, scalar_t>;
-  run(args, blocks, seed, plants);
+  run(args, seed, plants);
 }
 
 } // namespace backend

@@ -92,7 +92,6 @@ template <typename scalar_t>
 void forward(
     lltm::recurrence::Forward<scalar_t> args,
     int,
-    int,
     uint32_t,
     const Plants&) {
   to_device(args.weights);
@@ -108,7 +107,6 @@ void forward(
 template <typename scalar_t>
 void backward(
     lltm::recurrence::Backward<scalar_t> args,
-    int,
     int,
     uint32_t,
     const Plants&) {

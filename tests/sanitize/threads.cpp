@@ -96,8 +96,8 @@ lltm::ForwardResult sequence(const Arguments& a) {
       a.resets);
 }
 
-// Of inference, of training, and the gradients of a loss that is small enough
-// for float16.
+// The results of inference and of training, and the gradients of a loss that is
+// small enough for float16.
 std::vector<Tensor> results(Operator op, const Arguments& a) {
   std::vector<Tensor> all;
   {
