@@ -5,6 +5,8 @@ each choice runs the value and gradient tests in its own.
 """
 
 import os
+import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from common import assert_matches_float64, double, each_dtype, sample_inputs
+from torch.utils.cpp_extension import include_paths
 
 import lltm_ops
 
@@ -23,8 +26,9 @@ CHOSEN = (
 )
 VALUE_TESTS = ["test_values.py", "test_gradients.py", "test_sequence.py"]
 # The kernels run as portable code and with AVX2; oneDNN with AVX-512 without bfloat16, with AVX2,
-# and with nothing that it has products for, where PyTorch takes the BLAS. What the machine takes by itself runs in this
-# process already; on one without these instructions, all of them come to the same.
+# and with nothing that it has products for, where PyTorch takes the BLAS. What the machine takes by
+# itself runs in this process already; on one without these instructions, all of them come to the
+# same.
 CHOICES = [
     ("ATEN_CPU_CAPABILITY", "default"),
     ("ATEN_CPU_CAPABILITY", "avx2"),
@@ -71,6 +75,44 @@ def test_teams_of_more_threads_than_this_machine_has_processors(tmp_path):
     source.write_text(PRETEND_16_PROCESSORS)
     subprocess.run(["cc", "-shared", "-fPIC", source, "-o", library], check=True)
     run_tests("threads", ["test_sequence.py"], LD_PRELOAD=str(library))
+
+
+LOOPS_OF_GATES = """
+#include "ops/gate_math.h"
+
+void forward(const float* __restrict__ in, float* __restrict__ out, long n) {
+  for (long i = 0; i < n; ++i) {
+    const auto cell = lltm::cell_forward<float>(in[i], in[i + n], in[i + 2 * n], in[i + 3 * n]);
+    out[i] = cell.new_h;
+    out[i + n] = cell.new_cell;
+  }
+}
+
+void backward(const float* __restrict__ in, float* __restrict__ out, long n) {
+  for (long i = 0; i < n; ++i) {
+    const auto cell = lltm::cell_backward<float>(
+        in[i], in[i + n], in[i + 2 * n], in[i + 3 * n], in[i + 4 * n], in[i + 5 * n]);
+    out[i] = cell.d_input_gate;
+    out[i + n] = cell.d_output_gate;
+    out[i + 2 * n] = cell.d_candidate;
+    out[i + 3 * n] = cell.d_old_cell;
+  }
+}
+"""
+INSTRUCTION_SETS = {16: [], 32: ["-mavx2", "-mfma"], 64: ["-mavx512f", "-mprefer-vector-width=512"]}
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="instruction sets of x86")
+@pytest.mark.parametrize("width", INSTRUCTION_SETS)
+def test_the_loops_of_the_gates_are_vectorised(tmp_path, width):
+    """With -O3 alone: in the source no choice is left of which the compiler makes a jump."""
+    source = tmp_path / "loops.cpp"
+    source.write_text(LOOPS_OF_GATES)
+    includes = [f"-I{TESTS.parent / 'csrc'}", *(f"-I{path}" for path in include_paths())]
+    options = ["-std=c++20", "-O3", *INSTRUCTION_SETS[width], "-fopt-info-vec"]
+    command = ["g++", *options, *includes, "-c", source, "-o", tmp_path / "loops.o"]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    assert len(re.findall(rf"loops.cpp.* loop vectorized using {width} byte vectors", said)) == 2
 
 
 @each_dtype
