@@ -23,8 +23,8 @@ _script = onnxscript.script(onnxscript.values.Opset("lltm_ops", 1), default_opse
 def translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
     """How ``torch.onnx.export`` writes ``lltm::forward`` and ``lltm::sequence_forward``.
 
-    In standard operators of opset 18; a sequence is a ``Scan``. Half types are computed in float32
-    and the state is rounded after each step, as on the CPU. Nothing is checked there.
+    In standard operators of opset 18; a sequence is a ``Scan``. Half types are computed in float32,
+    and what is rounded is what the CPU rounds. Nothing is checked there.
 
     Returns:
         What ``torch.onnx.export(..., dynamo=True)`` takes as ``custom_translation_table``.
@@ -155,13 +155,12 @@ def _sequence(
         output_gate = op.Slice(gates, size, size * 2, [1], [1])
         candidate = op.Slice(gates, size * 2, size * 3, [1], [1])
         candidate = op.Where(candidate > 0.0, candidate, op.Exp(candidate) - 1.0)
-        new_cell = op.CastLike(old_cell, products) + candidate * op.Sigmoid(input_gate)
-        new_h = op.Tanh(new_cell) * op.Sigmoid(output_gate)
-        new_h, new_cell = op.CastLike(new_h, old_h), op.CastLike(new_cell, old_cell)
-        return new_h, new_cell, op.Identity(new_h), op.Identity(new_cell)
+        new_cell = old_cell + candidate * op.Sigmoid(input_gate)
+        new_h = op.CastLike(op.Tanh(new_cell) * op.Sigmoid(output_gate), old_h)
+        return new_h, new_cell, op.Identity(new_h), op.CastLike(new_cell, old_h)
 
     _, _, output, cells = op.Scan(
-        h0, c0, products,
+        h0, op.CastLike(c0, products), products,
         body=step,
         num_scan_inputs=1,
         scan_input_directions=input_directions,
@@ -189,9 +188,9 @@ def _masked_sequence(
     def step(  # type: ignore[no-untyped-def]
         old_h: Tensor, old_cell: Tensor, products: Tensor, resets: Tensor, runs: Tensor
     ):
-        kept_h, kept_cell = op.CastLike(old_h, products), op.CastLike(old_cell, products)
+        kept_h = op.CastLike(old_h, products)
         reset, zero = op.Unsqueeze(resets, [1]), op.CastLike(0.0, products)
-        h, cell = op.Where(reset, zero, kept_h), op.Where(reset, zero, kept_cell)
+        h, cell = op.Where(reset, zero, kept_h), op.Where(reset, zero, old_cell)
         gates = products + op.MatMul(h, recurrent_weights)
         input_gate = op.Slice(gates, [0], size, [1], [1])
         output_gate = op.Slice(gates, size, size * 2, [1], [1])
@@ -201,11 +200,11 @@ def _masked_sequence(
         new_h = op.Tanh(new_cell) * op.Sigmoid(output_gate)
         running = op.Unsqueeze(runs, [1])
         new_h = op.CastLike(op.Where(running, new_h, kept_h), old_h)
-        new_cell = op.CastLike(op.Where(running, new_cell, kept_cell), old_cell)
-        return new_h, new_cell, op.Identity(new_h), op.Identity(new_cell)
+        new_cell = op.Where(running, new_cell, old_cell)
+        return new_h, new_cell, op.Identity(new_h), op.CastLike(new_cell, old_h)
 
     _, _, output, cells = op.Scan(
-        h0, c0, products, resets, runs,
+        h0, op.CastLike(c0, products), products, resets, runs,
         body=step,
         num_scan_inputs=3,
         scan_input_directions=input_directions,

@@ -427,7 +427,7 @@ class Calls:
         self.planted: list[Any] = []
 
     def fill_caches(self) -> None:
-        """Fills those of each thread's kernels, and of scripts, which PyTorch optimises once they ran."""
+        """Those of each thread's kernels, and of scripts, which PyTorch optimises once they ran."""
         threads = MAX_THREADS if self.parallel else 1
         with ThreadPoolExecutor(MAX_THREADS, "", torch.set_num_threads, (threads,)) as pool:
             for check in [pool.submit(case.check_again) for _ in range(3) for case in self.cases]:

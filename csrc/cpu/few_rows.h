@@ -132,8 +132,8 @@ void multiply_rows(
   }
 }
 
-// Does what gemm() does, for any number of rows. N is a whole number of vectors,
-// and B is packed.
+// Does what gemm() does, for any number of rows. N is a whole number of
+// vectors, and B is packed.
 template <typename gemm_t>
 void gemm_of_rows(
     int64_t M,

@@ -7,12 +7,16 @@
 
 #include <ATen/OpMathType.h>
 
+#include <type_traits>
+
 // What follows the products of the forward step.
 namespace lltm {
 
 // On raw pointers to contiguous memory.
 template <typename scalar_t>
 struct ForwardArguments : CellSizes {
+  using opmath_t = at::opmath_type<scalar_t>;
+
   const scalar_t* input;
   const scalar_t* weights;
   const scalar_t* bias;
@@ -21,6 +25,10 @@ struct ForwardArguments : CellSizes {
   scalar_t* new_h;
   scalar_t* new_cell;
   scalar_t* gates; // null: not wanted
+  // Half types in a sequence: the cell states without rounding, of which the
+  // old one is read in place of old_cell. Else null.
+  const opmath_t* unrounded_old_cell;
+  opmath_t* unrounded_new_cell;
 };
 
 // What follows the products, for a block of units: activations is
@@ -43,9 +51,20 @@ struct ForwardBlock {
     }
   }
 
+  template <bool write_gates>
+  C10_ALWAYS_INLINE void
+  write_row(int64_t row, const opmath_t* activations, int64_t ld) const {
+    if constexpr (!std::is_same_v<scalar_t, opmath_t>) {
+      if (arguments.unrounded_old_cell != nullptr) {
+        return write_row<write_gates, true>(row, activations, ld);
+      }
+    }
+    write_row<write_gates, false>(row, activations, ld);
+  }
+
   // Whole vectors. Where units are no multiple, the last one overlaps the one
   // before, or stands alone, padded, unless that costs more than it gains.
-  template <bool write_gates>
+  template <bool write_gates, bool unrounded>
   C10_ALWAYS_INLINE void
   write_row(int64_t row, const opmath_t* activations, int64_t ld) const {
     const auto& a = arguments;
@@ -60,17 +79,19 @@ struct ForwardBlock {
         write_gates
             ? a.gates + (first_row + row) * 3 * a.state_size + first_unit
             : nullptr,
+        unrounded ? a.unrounded_old_cell + at : nullptr,
+        unrounded ? a.unrounded_new_cell + at : nullptr,
         a.state_size};
     if (units < 5) {
-      return compute<write_gates>(all, 0, units);
+      return compute<write_gates, unrounded>(all, 0, units);
     }
     if (units < kVector) {
-      return padded<write_gates>(all);
+      return padded<write_gates, unrounded>(all);
     }
     const auto whole = units / kVector * kVector;
-    compute<write_gates>(all, 0, whole);
+    compute<write_gates, unrounded>(all, 0, whole);
     if (whole < units) {
-      compute<write_gates>(all, units - kVector, kVector);
+      compute<write_gates, unrounded>(all, units - kVector, kVector);
     }
   }
 
@@ -83,15 +104,19 @@ struct ForwardBlock {
     scalar_t* new_h;
     scalar_t* new_cell;
     scalar_t* gates;
+    const opmath_t* unrounded_old_cell;
+    opmath_t* unrounded_new_cell;
     int64_t state_size;
   };
 
-  template <bool write_gates>
+  template <bool write_gates, bool unrounded>
   C10_ALWAYS_INLINE void padded(const Units& from) const {
     opmath_t activations[3 * kVector] = {};
     scalar_t bias[3 * kVector] = {};
     scalar_t old_cell[kVector] = {};
+    opmath_t unrounded_old_cell[kVector] = {};
     scalar_t new_h[kVector], new_cell[kVector], gates[3 * kVector];
+    opmath_t unrounded_new_cell[kVector];
     for (int64_t gate = 0; gate < 3; ++gate) {
       for (int64_t i = 0; i < units; ++i) {
         activations[gate * kVector + i] = from.activations[gate * from.ld + i];
@@ -99,15 +124,31 @@ struct ForwardBlock {
       }
     }
     for (int64_t i = 0; i < units; ++i) {
-      old_cell[i] = from.old_cell[i];
+      if constexpr (unrounded) {
+        unrounded_old_cell[i] = from.unrounded_old_cell[i];
+      } else {
+        old_cell[i] = from.old_cell[i];
+      }
     }
-    compute<write_gates>(
-        {activations, kVector, bias, old_cell, new_h, new_cell, gates, kVector},
+    compute<write_gates, unrounded>(
+        {activations,
+         kVector,
+         bias,
+         old_cell,
+         new_h,
+         new_cell,
+         gates,
+         unrounded_old_cell,
+         unrounded_new_cell,
+         kVector},
         0,
         kVector);
     for (int64_t i = 0; i < units; ++i) {
       from.new_h[i] = new_h[i];
       from.new_cell[i] = new_cell[i];
+      if constexpr (unrounded) {
+        from.unrounded_new_cell[i] = unrounded_new_cell[i];
+      }
     }
     for (int64_t gate = 0; write_gates && gate < 3; ++gate) {
       for (int64_t i = 0; i < units; ++i) {
@@ -116,22 +157,24 @@ struct ForwardBlock {
     }
   }
 
-  template <bool write_gates>
+  template <bool write_gates, bool unrounded>
   C10_ALWAYS_INLINE void compute(const Units& of, int64_t first, int64_t size)
       const {
-    compute<write_gates>(
+    compute<write_gates, unrounded>(
         of.activations + first,
         of.ld,
         of.bias + first,
-        of.old_cell + first,
+        unrounded ? nullptr : of.old_cell + first,
         of.new_h + first,
         of.new_cell + first,
         write_gates ? of.gates + first : nullptr,
+        unrounded ? of.unrounded_old_cell + first : nullptr,
+        unrounded ? of.unrounded_new_cell + first : nullptr,
         of.state_size,
         size);
   }
 
-  template <bool write_gates>
+  template <bool write_gates, bool unrounded>
   C10_ALWAYS_INLINE void compute(
       const opmath_t* __restrict__ activations,
       int64_t ld,
@@ -140,14 +183,25 @@ struct ForwardBlock {
       scalar_t* __restrict__ new_h,
       scalar_t* __restrict__ new_cell,
       scalar_t* __restrict__ gates,
+      const opmath_t* __restrict__ unrounded_old_cell,
+      opmath_t* __restrict__ unrounded_new_cell,
       int64_t state_size,
       int64_t size) const {
     for (int64_t i = 0; i < size; ++i) {
+      opmath_t cell;
+      if constexpr (unrounded) {
+        cell = unrounded_old_cell[i];
+      } else {
+        cell = load(old_cell[i]);
+      }
       const auto out = cell_forward<opmath_t>(
           activations[i] + load(bias[i]),
           activations[i + ld] + load(bias[i + state_size]),
           activations[i + 2 * ld] + load(bias[i + 2 * state_size]),
-          load(old_cell[i]));
+          cell);
+      if constexpr (unrounded) {
+        unrounded_new_cell[i] = out.new_cell;
+      }
       store(out.new_h, new_h[i]);
       store(out.new_cell, new_cell[i]);
       if constexpr (write_gates) {

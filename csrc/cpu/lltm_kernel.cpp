@@ -50,6 +50,8 @@ ForwardWithGatesResult forward_kernel_impl(
             new_h.mutable_data_ptr<scalar_t>(),
             new_cell.mutable_data_ptr<scalar_t>(),
             write_gates ? gates.mutable_data_ptr<scalar_t>() : nullptr,
+            /*unrounded_old_cell=*/nullptr,
+            /*unrounded_new_cell=*/nullptr,
         });
       });
   return {std::move(new_h), std::move(new_cell), std::move(gates)};

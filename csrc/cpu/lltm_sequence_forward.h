@@ -66,6 +66,7 @@ class SequenceForward {
       : a_(arguments),
         old_h_{a_.steps, a_.state_size, a_.output, a_.h0, a_.resets},
         old_cell_{a_.steps, a_.state_size, a_.cells, a_.c0, a_.resets},
+        unrounded_cells_(a_.batch, a_.state_size, a_.c0),
         shape_(shape()),
         chunks_(sequence_chunks(a_.steps, max_chunk_rows())),
         most_rows_(most_rows(chunks_)),
@@ -84,6 +85,7 @@ class SequenceForward {
  private:
   using opmath_t = at::opmath_type<scalar_t>;
   static constexpr bool kConverts = !std::is_same_v<scalar_t, gemm_t>;
+  static constexpr bool kRounds = UnroundedCells<scalar_t>::kAny;
   static constexpr int64_t kProductsInL1 = 4096;
 
   struct Slot {
@@ -311,6 +313,16 @@ class SequenceForward {
     const auto size = a_.state_size;
     const auto* old_h = old_h_.rows(step, rows.begin, rows.end, slot.old_h);
     const auto* A = convert(old_h, rows.size(), size, slot.converted);
+    const auto* old_cell = kRounds
+        ? nullptr
+        : old_cell_.rows(step, rows.begin, rows.end, slot.old_cell);
+    unrounded_cells_.reset(
+        old_h_,
+        step,
+        rows.begin,
+        rows.end,
+        slot.blocks.begin * units_,
+        std::min(slot.blocks.end * units_, size));
     const auto row = a_.steps[step].first_row + rows.begin;
     const ForwardArguments<scalar_t> arguments{
         {rows.size(), a_.input_features, size},
@@ -318,10 +330,12 @@ class SequenceForward {
         nullptr,
         a_.bias,
         old_h,
-        old_cell_.rows(step, rows.begin, rows.end, slot.old_cell),
+        old_cell,
         a_.output + row * size,
         a_.cells + row * size,
-        a_.gates == nullptr ? nullptr : a_.gates + row * 3 * size};
+        a_.gates == nullptr ? nullptr : a_.gates + row * 3 * size,
+        unrounded_cells_.before(step, rows.begin),
+        unrounded_cells_.after(step, rows.begin)};
     const auto stride = block_stride(slot, chunk);
     auto* products = products_of(slot, chunk, step);
     // Together, as far as their products fit in L1: gates of few rows have
@@ -349,6 +363,7 @@ class SequenceForward {
   const SequenceForwardArguments<scalar_t>& a_;
   const OldStates<scalar_t> old_h_;
   const OldStates<scalar_t> old_cell_;
+  const UnroundedCells<scalar_t> unrounded_cells_;
   const int64_t units_ = units_per_block();
   const int64_t width_ = 3 * units_;
   const int64_t blocks_ = (a_.state_size + units_ - 1) / units_;

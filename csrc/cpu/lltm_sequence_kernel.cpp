@@ -23,19 +23,25 @@ void forward_step_by_step(const SequenceForwardArguments<scalar_t>& a) {
   const auto size = a.state_size;
   const OldStates<scalar_t> h{a.steps, size, a.output, a.h0, a.resets};
   const OldStates<scalar_t> cell{a.steps, size, a.cells, a.c0, a.resets};
+  const UnroundedCells<scalar_t> unrounded_cells(a.batch, size, a.c0);
   const Scratch<scalar_t> scratch(2 * a.batch * size);
   for (size_t i = 0; i < a.steps.size(); ++i) {
     const auto [row, rows, carried] = a.steps[i];
+    unrounded_cells.reset(h, i, 0, rows, 0, size);
     forward_step<scalar_t>({
         {rows, a.input_features, size},
         a.input + row * a.input_features,
         a.weights,
         a.bias,
         h.rows(i, 0, rows, scratch.data()),
-        cell.rows(i, 0, rows, scratch.data() + a.batch * size),
+        unrounded_cells.kAny
+            ? nullptr
+            : cell.rows(i, 0, rows, scratch.data() + a.batch * size),
         a.output + row * size,
         a.cells + row * size,
         a.gates == nullptr ? nullptr : a.gates + row * 3 * size,
+        unrounded_cells.before(i, 0),
+        unrounded_cells.after(i, 0),
     });
   }
 }

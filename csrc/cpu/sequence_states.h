@@ -1,10 +1,16 @@
 #pragma once
 
+#include "cpu/convert.h"
+#include "cpu/scratch.h"
+#include "cpu/vectorize.h"
 #include "ops/sequence_steps.h"
+
+#include <ATen/OpMathType.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 namespace lltm {
@@ -62,6 +68,57 @@ struct OldStates {
   const scalar_t* carried_row(int64_t step, int64_t row) const {
     return states + (steps[step - 1].first_row + row) * state_size;
   }
+};
+
+// The cell states of half types, without rounding: the cell forgets nothing, so
+// rounding at each step would lose what is added to a state that has grown. All
+// other types carry on from the results, and have none here.
+template <typename scalar_t>
+class UnroundedCells {
+ public:
+  using opmath_t = at::opmath_type<scalar_t>;
+  static constexpr bool kAny = !std::is_same_v<scalar_t, opmath_t>;
+
+  UnroundedCells(int64_t batch, int64_t state_size, const scalar_t* c0)
+      : state_size_(state_size),
+        size_(batch * state_size),
+        memory_(kAny ? 2 * size_ : 0) {
+    // Both: rows of packed sequences may begin at any step.
+    for (int64_t i = 0; kAny && i < 2; ++i) {
+      vectorized<ConvertRows<scalar_t, opmath_t>>()(
+          {c0, size_, size_, memory_.data() + i * size_, size_}, 0, 1);
+    }
+  }
+
+  // Steps take turns to read one half and write the other.
+  opmath_t* before(int64_t step, int64_t row) const {
+    return kAny ? memory_.data() + step % 2 * size_ + row * state_size_
+                : nullptr;
+  }
+
+  opmath_t* after(int64_t step, int64_t row) const {
+    return before(step + 1, row);
+  }
+
+  // Units [first, last) of those rows [begin, end) of a step that it resets.
+  void reset(
+      const OldStates<scalar_t>& states,
+      int64_t step,
+      int64_t begin,
+      int64_t end,
+      int64_t first,
+      int64_t last) const {
+    for (int64_t row = begin; kAny && row < end; ++row) {
+      if (states.any_reset(step, row, row + 1)) {
+        std::fill(before(step, row) + first, before(step, row) + last, 0);
+      }
+    }
+  }
+
+ private:
+  const int64_t state_size_;
+  const int64_t size_;
+  const Scratch<opmath_t> memory_;
 };
 
 } // namespace lltm

@@ -3,6 +3,7 @@
 #include "ops/lltm_checks.h"
 #include "ops/lltm_linear.h"
 
+#include <ATen/OpMathType.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/elu.h>
@@ -32,7 +33,14 @@ void warn_without_cuda_kernels([[maybe_unused]] const at::Tensor& tensor) {
 
 } // namespace
 
-at::Tensor gates(
+at::Tensor to_opmath(const at::Tensor& tensor) {
+  return tensor.to(at::toOpMathType(tensor.scalar_type()));
+}
+
+namespace {
+
+// The activated gates [batch, 3 * state_size], in opmath.
+at::Tensor activate(
     const at::Tensor& input,
     const at::Tensor& weights,
     const at::Tensor& bias,
@@ -41,9 +49,36 @@ at::Tensor gates(
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(
       c10::autocast_dispatch_keyset);
   const auto chunks =
-      at::linear(at::cat({old_h, input}, 1), weights, bias).chunk(3, 1);
+      to_opmath(at::linear(at::cat({old_h, input}, 1), weights, bias))
+          .chunk(3, 1);
   return at::cat(
       {at::sigmoid(chunks[0]), at::sigmoid(chunks[1]), at::elu(chunks[2])}, 1);
+}
+
+} // namespace
+
+at::Tensor gates(
+    const at::Tensor& input,
+    const at::Tensor& weights,
+    const at::Tensor& bias,
+    const at::Tensor& old_h) {
+  return activate(input, weights, bias, old_h).to(input.scalar_type());
+}
+
+ForwardWithGatesResult step(
+    const at::Tensor& input,
+    const at::Tensor& weights,
+    const at::Tensor& bias,
+    const at::Tensor& old_h,
+    const at::Tensor& old_cell) {
+  warn_without_cuda_kernels(input);
+  const auto dtype = input.scalar_type();
+  const auto activated = activate(input, weights, bias, old_h);
+  const auto chunks = activated.chunk(3, 1);
+  // contiguous(): elementwise results take over the strides of the arguments.
+  auto new_cell = (to_opmath(old_cell) + chunks[2] * chunks[0]).contiguous();
+  auto new_h = (at::tanh(new_cell) * chunks[1]).to(dtype).contiguous();
+  return {std::move(new_h), std::move(new_cell), activated.to(dtype)};
 }
 
 ForwardWithGatesResult forward_with_gates(
@@ -53,13 +88,10 @@ ForwardWithGatesResult forward_with_gates(
     const at::Tensor& old_h,
     const at::Tensor& old_cell) {
   check_forward(input, weights, bias, old_h, old_cell);
-  warn_without_cuda_kernels(input);
-  auto activated = gates(input, weights, bias, old_h);
-  const auto chunks = activated.chunk(3, 1);
-  // contiguous(): elementwise results take over the strides of the arguments.
-  auto new_cell = (old_cell + chunks[2] * chunks[0]).contiguous();
-  auto new_h = (at::tanh(new_cell) * chunks[1]).contiguous();
-  return {std::move(new_h), std::move(new_cell), std::move(activated)};
+  auto [new_h, new_cell, activated] =
+      step(input, weights, bias, old_h, old_cell);
+  return {
+      std::move(new_h), new_cell.to(input.scalar_type()), std::move(activated)};
 }
 
 ForwardResult forward(
@@ -79,18 +111,18 @@ GateGradients gate_gradients(
     const at::Tensor& new_cell,
     const at::Tensor& gates) {
   warn_without_cuda_kernels(gates);
-  const auto chunks = gates.chunk(3, 1);
+  const auto chunks = to_opmath(gates).chunk(3, 1);
   const auto& input_gate = chunks[0];
   const auto& output_gate = chunks[1];
   const auto& candidate = chunks[2];
-  const auto t = at::tanh(new_cell);
+  const auto t = at::tanh(to_opmath(new_cell));
   auto d_cell = (grad_cell + grad_h * output_gate * (1 - t * t)).contiguous();
   auto d_gates = at::cat(
       {d_cell * candidate * input_gate * (1 - input_gate),
        grad_h * t * output_gate * (1 - output_gate),
        d_cell * input_gate * at::where(candidate > 0, 1, candidate + 1)},
       1);
-  return {std::move(d_gates), std::move(d_cell)};
+  return {d_gates.to(gates.scalar_type()), std::move(d_cell)};
 }
 
 BackwardResult backward(
@@ -106,7 +138,12 @@ BackwardResult backward(
   const auto [d_gates, d_cell] =
       gate_gradients(grad_h, grad_cell, new_cell, gates);
   return linear_gates_backward(
-      d_gates, d_cell, input, weights, old_h, output_mask);
+      d_gates,
+      d_cell.to(input.scalar_type()),
+      input,
+      weights,
+      old_h,
+      output_mask);
 }
 
 } // namespace composite

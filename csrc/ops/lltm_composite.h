@@ -6,9 +6,11 @@
 
 // The cell in plain, differentiable ATen: the kernels of every device that has
 // none of its own, and what autograd and vmap fall back to where the fused
-// kernels have no derivative or batching rule. Each but gates
-// and gate_gradients checks its arguments.
+// kernels have no derivative or batching rule. Pointwise, half
+// types are computed with in float32, as kernels do it: that is opmath below.
 namespace lltm::composite {
+
+at::Tensor to_opmath(const at::Tensor& tensor);
 
 // The activated gates [batch, 3 * state_size].
 at::Tensor gates(
@@ -16,6 +18,14 @@ at::Tensor gates(
     const at::Tensor& weights,
     const at::Tensor& bias,
     const at::Tensor& old_h);
+
+// What forward_with_gates does, without checks; cell states are of opmath.
+ForwardWithGatesResult step(
+    const at::Tensor& input,
+    const at::Tensor& weights,
+    const at::Tensor& bias,
+    const at::Tensor& old_h,
+    const at::Tensor& old_cell);
 
 ForwardResult forward(
     const at::Tensor& input,
@@ -31,8 +41,8 @@ ForwardWithGatesResult forward_with_gates(
     const at::Tensor& old_h,
     const at::Tensor& old_cell);
 
-// The gradients of the pre-activations [batch, 3 * state_size] and of the old
-// cell state.
+// The gradients of the pre-activations [batch, 3 * state_size], and that of the
+// old cell state, of opmath. Does not check.
 using GateGradients = std::pair<at::Tensor, at::Tensor>;
 GateGradients gate_gradients(
     const at::Tensor& grad_h,

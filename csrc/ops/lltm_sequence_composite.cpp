@@ -96,18 +96,21 @@ ForwardWithGatesResult sequence_forward_with_gates(
   const auto input_rows = as_rows(input, batch_sizes);
   const auto reset_rows = as_rows(resets, batch_sizes);
   std::vector<at::Tensor> outputs, cells, gates;
+  // Not rounded between steps: that would lose what is added to a state that
+  // has grown.
+  const auto first_cell = to_opmath(c0);
   auto h = h0;
-  auto cell = c0;
+  auto cell = first_cell;
   for (const auto& step : steps) {
     at::Tensor activated;
-    std::tie(h, cell, activated) = forward_with_gates(
+    std::tie(h, cell, activated) = composite::step(
         of_step(input_rows, step),
         weights,
         bias,
         old_state(step, h, h0, reset_rows),
-        old_state(step, cell, c0, reset_rows));
+        old_state(step, cell, first_cell, reset_rows));
     outputs.push_back(h);
-    cells.push_back(cell);
+    cells.push_back(cell.to(c0.scalar_type()));
     gates.push_back(std::move(activated));
   }
   const auto no_gates = weights.t();
@@ -189,7 +192,7 @@ BackwardResult sequence_backward(
   const auto reset_rows = as_rows(resets, batch_sizes);
   const auto old_h = old_states(steps, rows(output), h0, reverse, reset_rows);
   auto d_h = h0.new_zeros_symint(h0.sym_sizes());
-  auto d_cell = d_h;
+  auto d_cell = to_opmath(d_h);
   std::vector<at::Tensor> d_gates;
   for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
     // Into the state that the step began with; what began later is kept.
@@ -226,14 +229,14 @@ BackwardResult sequence_backward(
       weights,
       old_h,
       {output_mask[0], output_mask[1], output_mask[2], false, false});
+  const auto d_c0 = d_cell.to(h0.scalar_type());
   // clone: where no step ran, both are one tensor of zeros.
   return {
       output_mask[0] ? like_input(d_input, input) : at::Tensor(),
       d_weights,
       d_bias,
       output_mask[3] ? d_h : at::Tensor(),
-      output_mask[4] ? (steps.empty() ? d_cell.clone() : d_cell)
-                     : at::Tensor()};
+      output_mask[4] ? (steps.empty() ? d_c0.clone() : d_c0) : at::Tensor()};
 }
 
 } // namespace composite

@@ -136,8 +136,8 @@ MUTANTS = [
     Mutant(
         "two results that are one",
         "csrc/ops/lltm_sequence_composite.cpp",
-        "(steps.empty() ? d_cell.clone() : d_cell)",
-        "(steps.empty() ? d_h : d_cell)",
+        "(steps.empty() ? d_c0.clone() : d_c0)",
+        "(steps.empty() ? d_h : d_c0)",
     ),
     Mutant(
         "directions that change places",

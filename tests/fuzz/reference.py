@@ -112,8 +112,8 @@ def placed(sizes: Sequence[int], parts: Sequence[tuple[object, Bounded]]) -> Bou
 class Arithmetic:
     """What rounds where, in kernels for a dtype.
 
-    The CPU's kernels compute in opmath, and round only results. The composite formulas round after
-    each operation.
+    The CPU's kernels compute in opmath, and round only results. The composite formulas also round
+    what goes into a product and what comes out of it.
     """
 
     dtype: torch.dtype
@@ -135,7 +135,7 @@ class Arithmetic:
         return self.results if rounds else self.opmath
 
     def store(self, a: Bounded) -> Bounded:
-        """As a result, or as the state that the next step begins with."""
+        """As a result, or as the h that the next step begins with."""
         return a if self.results == self.opmath else self._round(a, self.results)
 
     def factor(self, a: Bounded) -> Bounded:
@@ -291,8 +291,7 @@ class Arithmetic:
         )
 
     def _after_each(self, a: Bounded, overflows: bool) -> Bounded:
-        rounded = self._round(a, self.opmath, overflows)
-        return self._round(rounded, self.results, overflows) if self.composite else rounded
+        return self._round(a, self.opmath, overflows)
 
     def _round(self, a: Bounded, to: Format, overflows: bool = True) -> Bounded:
         """overflows: what is too large for sure becomes infinite for sure."""
@@ -364,7 +363,8 @@ def _linear(of: Arithmetic, x: Bounded, weights: Bounded, bias: Bounded) -> Boun
     column = bias.map(lambda t: t.unsqueeze(1))
     within = of.product(cat([x, ones], 1), cat([weights, column], 1))
     either = Bounded(after.value, torch.maximum(after.error, within.error))
-    return _undecided_where(after.undecided | within.undecided, either)
+    sums = _undecided_where(after.undecided | within.undecided, either)
+    return of.store(sums) if of.composite else sums
 
 
 def forward(
@@ -376,6 +376,19 @@ def forward(
     old_cell: Bounded,
 ) -> tuple[Bounded, Bounded, Bounded]:
     """(new_h, new_cell, gates), as they are stored."""
+    new_h, new_cell, gates = step(of, input, weights, bias, old_h, old_cell)
+    return new_h, of.store(new_cell), gates
+
+
+def step(
+    of: Arithmetic,
+    input: Bounded,
+    weights: Bounded,
+    bias: Bounded,
+    old_h: Bounded,
+    old_cell: Bounded,
+) -> tuple[Bounded, Bounded, Bounded]:
+    """forward, but for new_cell, which is not rounded: the next step takes it as it is."""
     sums = _linear(of, cat([old_h, input], 1), weights, bias)
     before = gate_parts(sums)
     input_gate, output_gate = of.sigmoid(before[0]), of.sigmoid(before[1])
@@ -383,7 +396,7 @@ def forward(
     new_cell = of.add(old_cell, of.multiply(candidate, input_gate))
     new_h = of.multiply(of.tanh(new_cell), output_gate)
     gates = cat([input_gate, output_gate, candidate], 1)
-    return of.store(new_h), of.store(new_cell), of.store(gates)
+    return of.store(new_h), new_cell, of.store(gates)
 
 
 def gate_gradients(
@@ -475,7 +488,7 @@ def sequence_forward(
     h, cell = h0, c0
     results = []
     for t, rows in run.steps():
-        new_h, new_cell, new_gates = forward(
+        new_h, new_cell, new_gates = step(
             of,
             input[t, rows],
             weights,
@@ -484,7 +497,7 @@ def sequence_forward(
             run.reset(cell[rows], t, rows),
         )
         h, cell = h.replaced(rows, new_h), cell.replaced(rows, new_cell)
-        results.append(((t, rows), (new_h, new_cell, new_gates)))
+        results.append(((t, rows), (new_h, of.store(new_cell), new_gates)))
     output, cells, gates = (
         placed(
             (run.time, batch, columns * state_size),

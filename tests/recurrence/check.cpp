@@ -127,9 +127,8 @@ Case draw(
     drawn.tiles = 1 << between(0, 2);
     drawn.batch = between(1, 10 * drawn.tiles);
     drawn.steps = between(1, 6);
-  } while (
-      recurrence::grid_blocks(drawn.batch, drawn.state_size, drawn.tiles) >
-      most_blocks);
+  } while (recurrence::grid_blocks(drawn.batch, drawn.state_size, drawn.tiles) >
+           most_blocks);
   drawn.reverse = between(0, 1);
   drawn.with_resets = between(0, 1);
   drawn.write_gates = between(0, 2) > 0;
