@@ -13,12 +13,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from common import assert_matches_float64, double, each_dtype, sample_inputs
+from common import (
+    assert_matches_float64,
+    backward_inputs,
+    double,
+    each_dtype,
+    sample_inputs,
+    sequence_backward_inputs,
+    sequence_inputs,
+)
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.cpp_extension import include_paths
 
 import lltm_ops
 
 TESTS = Path(__file__).parent
+# As csrc/cpu/gemm.cpp asks.
+HAS_BFLOAT16_PRODUCTS = "avx512_bf16" in Path("/proc/cpuinfo").read_text()
 # Derivatives of higher order run no other kernels than these, and sizes of 0 none.
 CHOSEN = (
     "not cuda and not gradgradcheck and not gradcheck and not composite and not checkpointing "
@@ -113,6 +124,37 @@ def test_the_loops_of_the_gates_are_vectorised(tmp_path, width):
     command = ["g++", *options, *includes, "-c", source, "-o", tmp_path / "loops.o"]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
     assert len(re.findall(rf"loops.cpp.* loop vectorized using {width} byte vectors", said)) == 2
+
+
+def paths(call):
+    """The names that the kernels record for the profiler."""
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        call()
+    names = {event.key for event in profiled.key_averages()}
+    return {name for name in names if re.match("lltm::.*(_dot|_gemm|_by_step)", name)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("onednn", [True, False])
+def test_a_profile_says_which_path_a_call_took(dtype, onednn):
+    native = dtype == torch.bfloat16 and onednn and HAS_BFLOAT16_PRODUCTS
+    gemm = "gemm_bfloat16" if native else "gemm"
+    with torch.backends.mkldnn.flags(enabled=onednn):
+        for batch, expected in ((8, "forward_dot"), (64, f"forward_{gemm}")):
+            inputs = sample_inputs(dtype=dtype, shape=(batch, 6, 4))
+            assert paths(lambda i=inputs: lltm_ops.forward(*i)) == {f"lltm::{expected}"}
+        inputs = backward_inputs(dtype=dtype, shape=(3, 6, 4))
+        assert paths(lambda: lltm_ops.backward(*inputs)) == {f"lltm::backward_{gemm}"}
+        for steps, expected in (
+            (7, {"sequence_forward_step_by_step", "forward_dot"}),
+            (8, {f"sequence_forward_{gemm}"}),
+        ):
+            inputs = sequence_inputs(dtype=dtype, shape=(steps, 3, 6, 4))
+            found = paths(lambda i=inputs: lltm_ops.sequence_forward(*i))
+            assert found == {f"lltm::{name}" for name in expected}
+        inputs = sequence_backward_inputs(dtype=dtype, shape=(3, 3, 6, 4))
+        found = paths(lambda: lltm_ops.sequence_backward(*inputs))
+        assert found == {f"lltm::sequence_backward_{gemm}"}
 
 
 @each_dtype

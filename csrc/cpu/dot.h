@@ -12,7 +12,7 @@
 namespace lltm {
 
 // out [kBatch, rows] = x [kBatch, K] @ weights [rows, K].T for rows in
-// [begin, end), kRows at once.
+// [begin, end), whole groups of kRows.
 template <typename T, int64_t kBatch, int64_t kRows>
 struct DotTile {
   const T* x;
@@ -21,31 +21,46 @@ struct DotTile {
   T* out;
   int64_t ld_out;
 
-  C10_ALWAYS_INLINE void operator()(int64_t begin, int64_t end) const {
-    for (int64_t row = begin; row < end; row += kRows) {
-      tile(weights + row * K, out + row);
+  template <int64_t kBytes>
+  C10_ALWAYS_INLINE void run(int64_t begin, int64_t end) const {
+    constexpr auto at_once = rows_at_once<kBytes>();
+    for (int64_t row = begin; row < end; row += at_once) {
+      tile<kBytes, at_once>(weights + row * K, out + row);
     }
   }
 
+  // As many sums as there are registers for.
+  template <int64_t kBytes>
+  static constexpr int64_t rows_at_once() {
+    constexpr int64_t few = kBatch == 4 ? 3 : 4;
+    return kHasManyRegisters<kBytes> || kRows < few ? kRows : few;
+  }
+
+  template <int64_t kBytes, int64_t kTileRows>
   C10_ALWAYS_INLINE void tile(const T* weights, T* out) const {
-    constexpr auto lanes = Lanes<T>::count;
-    typename Lanes<T>::type sums[kBatch][kRows] = {};
+    using lanes_t = typename Lanes<T, kBytes>::type;
+    constexpr auto lanes = Lanes<T, kBytes>::count;
+    lanes_t sums[kBatch][kTileRows] = {};
     int64_t k = 0;
     for (; k + lanes <= K; k += lanes) {
-      typename Lanes<T>::type w, xs[kBatch];
+      lanes_t w, xs[kBatch];
+      // Or gcc 12 keeps the sums of four rows in memory.
+#pragma GCC unroll 8
       for (int64_t b = 0; b < kBatch; ++b) {
         load_lanes(x + b * K + k, xs[b]);
       }
-      for (int64_t row = 0; row < kRows; ++row) {
+#pragma GCC unroll 8
+      for (int64_t row = 0; row < kTileRows; ++row) {
         load_lanes(weights + row * K + k, w);
+#pragma GCC unroll 8
         for (int64_t b = 0; b < kBatch; ++b) {
           sums[b][row] += w * xs[b];
         }
       }
     }
     for (int64_t b = 0; b < kBatch; ++b) {
-      for (int64_t row = 0; row < kRows; ++row) {
-        T sum = add_lanes<T>(sums[b][row]);
+      for (int64_t row = 0; row < kTileRows; ++row) {
+        T sum = add_lanes<T, kBytes>(sums[b][row]);
         for (int64_t i = k; i < K; ++i) {
           sum += x[b * K + i] * weights[row * K + i];
         }

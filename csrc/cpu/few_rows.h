@@ -29,61 +29,76 @@ struct FewRows {
   int64_t ldc;
   bool accumulate;
 
-  using lanes_t = Lanes<float>::type;
-  static_assert(Lanes<float>::count == kVector);
-
-  C10_ALWAYS_INLINE void operator()(int64_t begin, int64_t end) const {
-    for (auto column = begin; column < end; column += kVectors * kVector) {
-      columns(column);
+  template <int64_t kBytes>
+  C10_ALWAYS_INLINE void run(int64_t begin, int64_t end) const {
+    // What there are registers for; a whole number of them divides the columns.
+    constexpr auto at_once = kBytes == 16 ? kVector : kVectors * kVector;
+    for (auto column = begin; column < end; column += at_once) {
+      columns<kBytes, at_once / Lanes<float, kBytes>::count>(column);
     }
   }
 
+  // Two sums for each result, for a chain of additions is longer than a load;
+  // two rows are two chains already.
+  template <int64_t kBytes>
+  static constexpr int64_t kChains =
+      kHasManyRegisters<kBytes> || kRows == 1 ? 2 : 1;
+
+  template <int64_t kBytes, int64_t kCount>
+  using Sums =
+      typename Lanes<float, kBytes>::type[kChains<kBytes>][kRows][kCount];
+
+  template <int64_t kBytes, int64_t kCount>
   C10_ALWAYS_INLINE void columns(int64_t column) const {
-    // Twice, for a chain of additions is longer than a load.
-    lanes_t sums[2][kRows][kVectors] = {};
+    constexpr auto lanes = Lanes<float, kBytes>::count;
+    Sums<kBytes, kCount> sums = {};
     for (int64_t row = 0; accumulate && row < kRows; ++row) {
-      for (int64_t v = 0; v < kVectors; ++v) {
-        load_lanes(C + row * ldc + column + v * kVector, sums[0][row][v]);
+      for (int64_t v = 0; v < kCount; ++v) {
+        load_lanes(C + row * ldc + column + v * lanes, sums[0][row][v]);
       }
     }
     int64_t k = 0;
     for (; k + 2 <= K; k += 2) {
-      two_rows_of_B(k, column, sums);
+      two_rows_of_B<kBytes, kCount>(k, column, sums);
     }
     if constexpr (kPair<gemm_t> == 1) {
       for (; k < K; ++k) {
-        one_row_of_B(k, column, sums[0]);
+        one_row_of_B<kBytes, kCount>(k, column, sums[0]);
       }
     }
     for (int64_t row = 0; row < kRows; ++row) {
-      for (int64_t v = 0; v < kVectors; ++v) {
-        sums[0][row][v] += sums[1][row][v];
-        store_lanes(sums[0][row][v], C + row * ldc + column + v * kVector);
+      for (int64_t v = 0; v < kCount; ++v) {
+        if constexpr (kChains<kBytes> == 2) {
+          sums[0][row][v] += sums[1][row][v];
+        }
+        store_lanes(sums[0][row][v], C + row * ldc + column + v * lanes);
       }
     }
   }
 
-  C10_ALWAYS_INLINE void two_rows_of_B(
-      int64_t k,
-      int64_t column,
-      lanes_t (&sums)[2][kRows][kVectors]) const {
+  template <int64_t kBytes, int64_t kCount>
+  C10_ALWAYS_INLINE void
+  two_rows_of_B(int64_t k, int64_t column, Sums<kBytes, kCount>& sums) const {
+    constexpr auto second = kChains<kBytes> - 1;
     if constexpr (kPair<gemm_t> == 1) {
-      one_row_of_B(k, column, sums[0]);
-      one_row_of_B(k + 1, column, sums[1]);
+      one_row_of_B<kBytes, kCount>(k, column, sums[0]);
+      one_row_of_B<kBytes, kCount>(k + 1, column, sums[second]);
     } else {
-      for (int64_t v = 0; v < kVectors; ++v) {
-        pairs(k, column + v * kVector, v, sums);
+      for (int64_t v = 0; v < kCount; ++v) {
+        pairs<kBytes, kCount>(
+            k, column + v * Lanes<float, kBytes>::count, v, sums);
       }
     }
   }
 
+  template <int64_t kBytes, int64_t kCount>
   C10_ALWAYS_INLINE void one_row_of_B(
       int64_t k,
       int64_t column,
-      lanes_t (&sums)[kRows][kVectors]) const {
-    for (int64_t v = 0; v < kVectors; ++v) {
-      lanes_t b;
-      load_lanes(B + k * ldb + column + v * kVector, b);
+      typename Lanes<float, kBytes>::type (&sums)[kRows][kCount]) const {
+    for (int64_t v = 0; v < kCount; ++v) {
+      typename Lanes<float, kBytes>::type b;
+      load_lanes(B + k * ldb + column + v * Lanes<float, kBytes>::count, b);
       for (int64_t row = 0; row < kRows; ++row) {
         sums[row][v] += A[row * lda + k] * b;
       }
@@ -91,22 +106,23 @@ struct FewRows {
   }
 
   // Words of two bfloat16, which are the upper halves of two floats.
+  template <int64_t kBytes, int64_t kCount>
   C10_ALWAYS_INLINE void pairs(
       int64_t k,
       int64_t column,
       int64_t v,
-      lanes_t (&sums)[2][kRows][kVectors]) const {
-    typedef uint32_t words_t __attribute__((vector_size(sizeof(lanes_t))));
+      Sums<kBytes, kCount>& sums) const {
+    typedef uint32_t words_t __attribute__((vector_size(kBytes)));
     words_t words;
     std::memcpy(&words, B + k * ldb + 2 * column, sizeof(words));
     const words_t low = words << 16;
     const words_t high = words & 0xffff0000u;
-    lanes_t first, second;
+    typename Lanes<float, kBytes>::type first, second;
     std::memcpy(&first, &low, sizeof(first));
     std::memcpy(&second, &high, sizeof(second));
     for (int64_t row = 0; row < kRows; ++row) {
       sums[0][row][v] += load(A[row * lda + k]) * first;
-      sums[1][row][v] += load(A[row * lda + k + 1]) * second;
+      sums[kChains<kBytes> - 1][row][v] += load(A[row * lda + k + 1]) * second;
     }
   }
 };
@@ -122,7 +138,7 @@ void multiply_rows(
     float* C,
     int64_t ldc,
     bool accumulate) {
-  constexpr int64_t kVectors = 3;
+  constexpr auto kVectors = kStreamedVectors;
   const auto whole = N / (kVectors * kVector) * kVectors * kVector;
   vectorized<FewRows<gemm_t, kRows, kVectors>>()(
       {K, A, lda, B, ldb, C, ldc, accumulate}, 0, whole);
@@ -147,7 +163,7 @@ void gemm_of_rows(
     int64_t ldc,
     bool accumulate) {
   if constexpr (!std::is_same_v<gemm_t, double>) {
-    if (N % kVector == 0) {
+    if (N % kVector == 0 && M <= kMaxStreamedRows) {
       switch (M) {
         case 1:
           return multiply_rows<gemm_t, 1>(

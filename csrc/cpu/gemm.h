@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cpu/choices.h"
 #include "cpu/lanes.h"
 #include "cpu/vectorize.h"
 
@@ -24,10 +25,6 @@ constexpr int64_t kPair = std::is_same_v<gemm_t, c10::BFloat16> ? 2 : 1;
 // are padded to whole ones.
 constexpr int64_t kVector = 16;
 
-// K per call: one sum in order over more terms than this loses accuracy, and B
-// falls out of the cache.
-constexpr int64_t kMaxK = 256;
-
 constexpr int64_t round_up(int64_t n, int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
 }
@@ -44,27 +41,28 @@ struct GemmFloat64 {
   int64_t ldc;
   bool accumulate;
 
-  static constexpr int64_t kLanes = Lanes<double>::count;
-
   // Rows of C.
-  C10_ALWAYS_INLINE void operator()(int64_t begin, int64_t end) const {
+  template <int64_t kBytes>
+  C10_ALWAYS_INLINE void run(int64_t begin, int64_t end) const {
     int64_t row = begin;
     for (; row + 4 <= end; row += 4) {
-      some_rows<4>(row);
+      some_rows<kBytes, 4>(row);
     }
     for (; row < end; ++row) {
-      some_rows<1>(row);
+      some_rows<kBytes, 1>(row);
     }
   }
 
-  template <int64_t kRows>
+  template <int64_t kBytes, int64_t kRows>
   C10_ALWAYS_INLINE void some_rows(int64_t row) const {
+    constexpr auto lanes = Lanes<double, kBytes>::count;
+    constexpr int64_t vectors = kHasManyRegisters<kBytes> ? 4 : 2;
     int64_t column = 0;
-    for (; column + 4 * kLanes <= N; column += 4 * kLanes) {
-      tile<kRows, 4>(row, column);
+    for (; column + vectors * lanes <= N; column += vectors * lanes) {
+      tile<kBytes, kRows, vectors>(row, column);
     }
-    for (; column + kLanes <= N; column += kLanes) {
-      tile<kRows, 1>(row, column);
+    for (; column + lanes <= N; column += lanes) {
+      tile<kBytes, kRows, 1>(row, column);
     }
     for (; column < N; ++column) {
       for (int64_t i = row; i < row + kRows; ++i) {
@@ -77,18 +75,20 @@ struct GemmFloat64 {
     }
   }
 
-  template <int64_t kRows, int64_t kVectors>
+  template <int64_t kBytes, int64_t kRows, int64_t kVectors>
   C10_ALWAYS_INLINE void tile(int64_t row, int64_t column) const {
-    Lanes<double>::type sums[kRows][kVectors] = {};
+    using lanes_t = typename Lanes<double, kBytes>::type;
+    constexpr auto lanes = Lanes<double, kBytes>::count;
+    lanes_t sums[kRows][kVectors] = {};
     for (int64_t i = 0; accumulate && i < kRows; ++i) {
       for (int64_t j = 0; j < kVectors; ++j) {
-        load_lanes(C + (row + i) * ldc + column + j * kLanes, sums[i][j]);
+        load_lanes(C + (row + i) * ldc + column + j * lanes, sums[i][j]);
       }
     }
     for (int64_t k = 0; k < K; ++k) {
       for (int64_t j = 0; j < kVectors; ++j) {
-        Lanes<double>::type b;
-        load_lanes(B + k * ldb + column + j * kLanes, b);
+        lanes_t b;
+        load_lanes(B + k * ldb + column + j * lanes, b);
         for (int64_t i = 0; i < kRows; ++i) {
           sums[i][j] += A[(row + i) * lda + k] * b;
         }
@@ -96,7 +96,7 @@ struct GemmFloat64 {
     }
     for (int64_t i = 0; i < kRows; ++i) {
       for (int64_t j = 0; j < kVectors; ++j) {
-        store_lanes(sums[i][j], C + (row + i) * ldc + column + j * kLanes);
+        store_lanes(sums[i][j], C + (row + i) * ldc + column + j * lanes);
       }
     }
   }
@@ -127,12 +127,11 @@ void gemm(
   }
 }
 
-// Rows of C for a call, of those that remain: few sizes, since oneDNN generates
-// a kernel for each and keeps it.
+// Rows of C for a call, of those that remain.
 inline int64_t rows_of_block(int64_t remaining) {
-  constexpr int64_t kRows = 128;
-  return remaining < kVector ? remaining
-                             : std::min(kRows, remaining / kVector * kVector);
+  return remaining < kVector
+      ? remaining
+      : std::min(kMaxRowsOfACall, remaining / kVector * kVector);
 }
 
 // To be called by a thread after its last gemm: AMX tiles are a state of the

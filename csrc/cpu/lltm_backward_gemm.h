@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cpu/choices.h"
 #include "cpu/gemm.h"
 #include "cpu/lltm_backward_pointwise.h"
 #include "cpu/pack.h"
@@ -70,9 +71,8 @@ class BackwardWeights {
         input_(input),
         d_weights_(d_weights),
         accumulate_(accumulate),
-        width_(is_narrow() ? round_up(features_, kVector) : 64),
-        // Large, so that d_gates are read from L2 for all panels.
-        block_rows_(is_narrow() ? 16 : 384),
+        width_(is_narrow() ? round_up(features_, kVector) : kWeightsPanel),
+        block_rows_(is_narrow() ? kNarrowBlockRows : kWeightsBlockRows),
         panels_((features_ + width_ - 1) / width_),
         packed_(panels_ * width_ * batch_) {}
 
@@ -101,7 +101,7 @@ class BackwardWeights {
   static constexpr auto kPairs = kPair<gemm_t>;
 
   bool is_narrow() const {
-    return sizes_.batch < kVector;
+    return sizes_.batch < kNarrowBatch;
   }
 
   void pack() {
@@ -206,9 +206,7 @@ class BackwardColumns {
  private:
   static constexpr bool kPacks =
       !std::is_same_v<scalar_t, gemm_t> || kPair<gemm_t> == 2;
-  // Unpacked, a row of B of 64 columns would fall on the same sets of the L1
-  // cache as the next where features is a power of two.
-  static constexpr int64_t kColumns = 48;
+  static constexpr int64_t kColumns = kColumnsOfABlock;
 
   void one_block(int64_t column, Products<scalar_t>& products, gemm_t* packed)
       const {

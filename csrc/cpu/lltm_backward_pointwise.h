@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cpu/cell_sizes.h"
+#include "cpu/choices.h"
 #include "cpu/convert.h"
 #include "cpu/gemm.h"
 #include "cpu/lanes.h"
@@ -79,7 +80,7 @@ int64_t padded_batch(int64_t batch) {
 template <typename scalar_t, typename gemm_t>
 struct BackwardBlock {
   using opmath_t = at::opmath_type<scalar_t>;
-  static constexpr int64_t kBlock = 64;
+  static constexpr int64_t kBlock = kUnitsOfABackwardBlock;
 
   const BackwardArguments<scalar_t>& arguments;
   const GateGradients<gemm_t>& d_gates;
@@ -190,7 +191,7 @@ void backward_pointwise(
   at::parallel_for(
       0,
       blocks,
-      grain_size(kVector * a.state_size * 2),
+      grain_size(kVector * a.state_size * kNanosecondsOfGatesBackward),
       [&](int64_t begin, int64_t end) {
         for (int64_t block = begin; block < end; ++block) {
           run({a, d_gates},
@@ -231,9 +232,9 @@ struct SumColumns {
         sums[lane] += load(values[i + lane]);
       }
     }
-    typename Lanes<opmath_t, kVector>::type lanes;
+    typename Lanes<opmath_t, sizeof(sums)>::type lanes;
     std::memcpy(&lanes, sums, sizeof(lanes));
-    auto total = add_lanes<opmath_t, kVector>(lanes);
+    auto total = add_lanes<opmath_t, sizeof(sums)>(lanes);
     for (; i < size; ++i) {
       total += load(values[i]);
     }

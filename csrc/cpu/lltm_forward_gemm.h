@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cpu/choices.h"
 #include "cpu/gemm.h"
 #include "cpu/lltm_forward_pointwise.h"
 #include "cpu/pack.h"
@@ -14,9 +15,6 @@
 
 // The forward step for many rows of the batch.
 namespace lltm {
-
-// Hidden units per block, at most.
-constexpr int64_t kMaxUnits = 128;
 
 // From products [3, units, ld] of a panel, one column per row of the batch.
 template <typename scalar_t>
@@ -77,7 +75,8 @@ class ForwardGemm {
           const Scratch<opmath_t> products(
               3 * units_ * kPanelWidth * (panels_per_task_ + 1) +
               kVector * 2 * kPanelWidth);
-          const Scratch<gemm_t> converted(kConverts ? 3 * units_ * kMaxK : 0);
+          const Scratch<gemm_t> converted(
+              kConverts ? 3 * units_ * kForwardMaxK : 0);
           for (int64_t task = begin; task < end; ++task) {
             one_block(
                 task / panel_blocks * units_,
@@ -93,10 +92,6 @@ class ForwardGemm {
   using opmath_t = at::opmath_type<scalar_t>;
   static constexpr bool kConverts = !std::is_same_v<scalar_t, gemm_t>;
   static constexpr auto kPairs = kPair<gemm_t>;
-  // Faster than panels of 16 or 64 at most sizes.
-  static constexpr int64_t kPanelWidth = 32;
-  // The products of as many panels are kept until the last K.
-  static constexpr int64_t kMaxPanelsPerTask = 8;
 
   // The last panel takes the rest, up to twice the others' width, in whole
   // vectors.
@@ -115,11 +110,10 @@ class ForwardGemm {
         feature * width(panel);
   }
 
-  // The products of three gates with a panel fit in L1. As many as that allows,
-  // for each call of gemm() costs, but some for every thread.
+  // Many, for each call of gemm() costs, but some for every thread.
   int64_t units_per_block() const {
     const auto fit =
-        std::min(kMaxUnits, 2048 / std::min(width(0), kPanelWidth));
+        std::min(kMaxUnits, kProductsOfAGate / std::min(width(0), kPanelWidth));
     const auto share = a_.state_size / at::get_num_threads();
     const auto most = std::max(kVector, std::min(fit, share));
     const auto blocks = (a_.state_size + most - 1) / most;
@@ -128,9 +122,9 @@ class ForwardGemm {
 
   // [old_h, input].T in panels [features, width].
   void pack() {
-    const auto chunks = (features_ + kMaxK - 1) / kMaxK;
+    const auto chunks = (features_ + kForwardMaxK - 1) / kForwardMaxK;
     const auto nanoseconds =
-        std::min(features_, kMaxK) * width(0) / kPackedPerNanosecond;
+        std::min(features_, kForwardMaxK) * width(0) / kPackedPerNanosecond;
     at::parallel_for(
         0,
         panels_ * chunks,
@@ -138,8 +132,8 @@ class ForwardGemm {
         [&](int64_t begin, int64_t end) {
           for (int64_t task = begin; task < end; ++task) {
             const auto panel = task / chunks;
-            const auto first = task % chunks * kMaxK;
-            const auto last = std::min(first + kMaxK, features_);
+            const auto first = task % chunks * kForwardMaxK;
+            const auto last = std::min(first + kForwardMaxK, features_);
             pack(panel, first, last, a_.old_h, 0, a_.state_size);
             pack(
                 panel, first, last, a_.input, a_.state_size, a_.input_features);
@@ -182,8 +176,8 @@ class ForwardGemm {
     const auto end_panel = std::min(panels_, first_panel + panels_per_task_);
     // The rows of the gates follow one another where a block has all units.
     const auto gates = units == a_.state_size ? 3 : 1;
-    for (int64_t k = 0; k < features_; k += kMaxK) {
-      const auto size_k = std::min(kMaxK, features_ - k);
+    for (int64_t k = 0; k < features_; k += kForwardMaxK) {
+      const auto size_k = std::min(kForwardMaxK, features_ - k);
       for (int64_t gate = 0; gate < 3; gate += gates) {
         const auto* weights =
             a_.weights + (gate * a_.state_size + first_unit) * features_ + k;

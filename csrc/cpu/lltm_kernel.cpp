@@ -8,6 +8,7 @@
 #include <ATen/Dispatch.h>
 #include <ATen/OpMathType.h>
 #include <ATen/ops/empty.h>
+#include <ATen/record_function.h>
 #include <torch/library.h>
 
 namespace lltm {
@@ -72,9 +73,11 @@ template <typename scalar_t>
 void backward_step(const BackwardArguments<scalar_t>& arguments) {
   if constexpr (kPair<scalar_t> == 2) {
     if (has_bfloat16_gemm()) {
+      RECORD_USER_SCOPE("lltm::backward_gemm_bfloat16");
       return backward_gemm<scalar_t, scalar_t>(arguments);
     }
   }
+  RECORD_USER_SCOPE("lltm::backward_gemm");
   backward_gemm<scalar_t, at::opmath_type<scalar_t>>(arguments);
 }
 

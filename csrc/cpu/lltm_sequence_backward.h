@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cpu/choices.h"
 #include "cpu/convert.h"
 #include "cpu/few_rows.h"
 #include "cpu/gemm.h"
@@ -107,7 +108,7 @@ class SequenceBackwardRecurrence {
   explicit SequenceBackwardRecurrence(
       const SequenceBackwardArguments<scalar_t>& arguments)
       : a_(arguments),
-        width_(width()),
+        width_(backward_panel(a_.state_size)),
         panels_((a_.state_size + width_ - 1) / width_),
         shape_(shape()),
         weights_(packs_ ? panels_ * width_ * size_k_ : 0),
@@ -140,8 +141,8 @@ class SequenceBackwardRecurrence {
       !std::is_same_v<scalar_t, gemm_t> || kPair<gemm_t> == 2;
 
   TeamShape shape() const {
-    const auto nanoseconds =
-        a_.batch * a_.state_size * (6 * a_.state_size / kFlopPerNanosecond + 2);
+    const auto nanoseconds = a_.batch * a_.state_size *
+        (6 * a_.state_size / kFlopPerNanosecond + kNanosecondsOfGatesBackward);
     const auto weight_bytes =
         3 * a_.state_size * a_.state_size * int64_t(sizeof(gemm_t));
     return team_shape(
@@ -149,14 +150,6 @@ class SequenceBackwardRecurrence {
         a_.steps.size(),
         max_row_groups(a_.packed, a_.batch, weight_bytes),
         panels_);
-  }
-
-  // Units of a panel: a choice of the size alone, so that results do not depend
-  // on the number of threads. (They do, by rounding, where oneDNN has no
-  // kernel: the BLAS that PyTorch takes then may sum in another order for other
-  // rows.)
-  int64_t width() const {
-    return a_.state_size >= 512 ? 64 : 32;
   }
 
   const gemm_t* panel(int64_t i) const {
@@ -294,9 +287,8 @@ class SequenceBackwardRecurrence {
 
   const SequenceBackwardArguments<scalar_t>& a_;
   const int64_t size_k_ = round_up(3 * a_.state_size, kPair<gemm_t>);
-  // Panels pay from a few steps on, where the rows of weights can be used as
-  // they lie.
-  const bool packs_ = kConverts || a_.steps.size() > 4;
+  const bool packs_ =
+      kConverts || a_.steps.size() >= kStepsWorthPackingBackward;
   const int64_t width_;
   const int64_t panels_;
   const TeamShape shape_;
@@ -314,7 +306,7 @@ class SequenceBackward {
       const SequenceBackwardArguments<scalar_t>& arguments)
       : a_(arguments),
         old_h_{a_.steps, a_.state_size, a_.output, a_.h0, a_.resets},
-        chunks_(sequence_chunks(a_.steps, kChunkRows)) {}
+        chunks_(sequence_chunks(a_.steps, kRowsOfABackwardChunk)) {}
 
   void run() {
     SequenceBackwardRecurrence<scalar_t, gemm_t> recurrence(a_);
@@ -346,8 +338,6 @@ class SequenceBackward {
 
  private:
   using opmath_t = at::opmath_type<scalar_t>;
-  // Many, for d_weights is read and written once in each chunk.
-  static constexpr int64_t kChunkRows = 1024;
 
   // Gradients that add up over chunks, in opmath_t.
   struct Sums {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cpu/choices.h"
 #include "cpu/few_rows.h"
 #include "cpu/gemm.h"
 #include "cpu/lltm_forward_pointwise.h"
@@ -86,7 +87,6 @@ class SequenceForward {
   using opmath_t = at::opmath_type<scalar_t>;
   static constexpr bool kConverts = !std::is_same_v<scalar_t, gemm_t>;
   static constexpr bool kRounds = UnroundedCells<scalar_t>::kAny;
-  static constexpr int64_t kProductsInL1 = 4096;
 
   struct Slot {
     Part rows;   // of the batch
@@ -97,17 +97,17 @@ class SequenceForward {
     gemm_t* converted;
   };
 
-  // Two vectors, which the compiler makes more of than of one, unless padding
-  // them costs more.
+  // As many vectors as is fastest, unless padding them costs more.
   int64_t units_per_block() const {
     const auto size = a_.state_size;
-    const auto padding = round_up(size, 2 * kVector) - round_up(size, kVector);
-    return 8 * padding > size ? kVector : 2 * kVector;
+    const auto units = kVector * vectors_of_a_block(a_.batch);
+    const auto padding = round_up(size, units) - round_up(size, kVector);
+    return 8 * padding > size ? kVector : units;
   }
 
   TeamShape shape() const {
-    const auto nanoseconds =
-        a_.batch * a_.state_size * (6 * a_.features() / kFlopPerNanosecond + 1);
+    const auto nanoseconds = a_.batch * a_.state_size *
+        (6 * a_.features() / kFlopPerNanosecond + kNanosecondsOfGates);
     const auto weight_bytes =
         3 * a_.state_size * a_.state_size * int64_t(sizeof(gemm_t));
     return team_shape(
@@ -119,8 +119,7 @@ class SequenceForward {
 
   // The products of a chunk fit in half of an L2 cache.
   int64_t max_chunk_rows() const {
-    constexpr int64_t kBytes = 512 * 1024;
-    return kBytes / (blocks_ * width_ * int64_t(sizeof(opmath_t)));
+    return l2_cache() / 2 / (blocks_ * width_ * int64_t(sizeof(opmath_t)));
   }
 
   // How many rows of a step one slot takes.
@@ -338,8 +337,6 @@ class SequenceForward {
         unrounded_cells_.after(step, rows.begin)};
     const auto stride = block_stride(slot, chunk);
     auto* products = products_of(slot, chunk, step);
-    // Together, as far as their products fit in L1: gates of few rows have
-    // little to do at once.
     const auto together =
         std::max<int64_t>(1, kProductsInL1 / (width_ * rows.size()));
     for (auto first = slot.blocks.begin; first < slot.blocks.end;

@@ -11,6 +11,7 @@
 
 #include <ATen/Dispatch.h>
 #include <ATen/OpMathType.h>
+#include <ATen/record_function.h>
 #include <torch/library.h>
 
 namespace lltm {
@@ -48,18 +49,19 @@ void forward_step_by_step(const SequenceForwardArguments<scalar_t>& a) {
 
 template <typename scalar_t>
 void forward_all_steps(const SequenceForwardArguments<scalar_t>& arguments) {
-  // With fewer steps, packing the weights does not pay at most sizes.
-  constexpr size_t kSteps = 8;
-  if (arguments.steps.size() < kSteps) {
+  if (arguments.steps.size() < kStepsWorthPacking) {
+    RECORD_USER_SCOPE("lltm::sequence_forward_step_by_step");
     return forward_step_by_step(arguments);
   }
   if constexpr (kPair<scalar_t> == 2) {
     const bool whole_pairs =
         arguments.state_size % 2 == 0 && arguments.input_features % 2 == 0;
     if (whole_pairs && has_bfloat16_gemm()) {
+      RECORD_USER_SCOPE("lltm::sequence_forward_gemm_bfloat16");
       return SequenceForward<scalar_t, scalar_t>(arguments).run();
     }
   }
+  RECORD_USER_SCOPE("lltm::sequence_forward_gemm");
   SequenceForward<scalar_t, at::opmath_type<scalar_t>>(arguments).run();
 }
 
@@ -143,9 +145,11 @@ template <typename scalar_t>
 void backward_all_steps(const SequenceBackwardArguments<scalar_t>& arguments) {
   if constexpr (kPair<scalar_t> == 2) {
     if (has_bfloat16_gemm()) {
+      RECORD_USER_SCOPE("lltm::sequence_backward_gemm_bfloat16");
       return SequenceBackward<scalar_t, scalar_t>(arguments).run();
     }
   }
+  RECORD_USER_SCOPE("lltm::sequence_backward_gemm");
   SequenceBackward<scalar_t, at::opmath_type<scalar_t>>(arguments).run();
 }
 

@@ -42,7 +42,7 @@ C10_ALWAYS_INLINE void transpose_words(
     int64_t row_bytes_from,
     void* to,
     int64_t row_bytes_to) {
-  Lanes<float, 4>::type rows[4];
+  Lanes<float, 16>::type rows[4];
   for (int64_t i = 0; i < 4; ++i) {
     const auto* row = static_cast<const char*>(from) + i * row_bytes_from;
     std::memcpy(&rows[i], row, sizeof(rows[i]));

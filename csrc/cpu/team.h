@@ -1,5 +1,7 @@
 #pragma once
 
+#include "cpu/choices.h"
+
 #include <ATen/Parallel.h>
 
 #if defined(__linux__)
@@ -31,15 +33,12 @@ class Barrier {
       phase_.store(phase + 1, std::memory_order_release);
       return !failed();
     }
-    // Some 30 us. Whoever has not come by then may be waiting for this very
-    // core.
-    constexpr int kSpins = 2000;
     for (int spin = 0; phase_.load(std::memory_order_acquire) == phase;
          ++spin) {
       if (failed()) {
         return false;
       }
-      if (spin < kSpins) {
+      if (spin < kSpinsOfABarrier) {
         pause();
       } else {
         std::this_thread::yield();
@@ -103,13 +102,11 @@ struct TeamShape {
   }
 };
 
-// Row groups read all weights each: many, where these fit in the cache of a
-// core, else only if products with so many rows take longer than reading them.
-// The rows of a packed sequence become fewer, and would leave threads idle.
+// Row groups read all weights each. The rows of a packed sequence become fewer,
+// and would leave threads idle.
 inline int64_t
 max_row_groups(bool packed, int64_t batch, int64_t weight_bytes) {
-  constexpr int64_t kCache = 512 * 1024;
-  return packed ? 1 : batch / (weight_bytes <= kCache ? 8 : 32);
+  return packed ? 1 : batch / rows_worth_all_weights(weight_bytes);
 }
 
 // The processors that the system lets this thread run on.
@@ -129,11 +126,9 @@ inline TeamShape team_shape(
     int64_t steps,
     int64_t max_row_groups,
     int64_t max_unit_groups) {
-  // Waking threads costs 1 to 3 us, and a barrier some 200 ns.
-  constexpr int64_t kWake = 5000;
-  constexpr int64_t kStep = 500;
   const int64_t threads = at::in_parallel_region() ? 1 : at::get_num_threads();
-  auto worth = std::min(threads, nanoseconds * steps / kWake);
+  auto worth =
+      std::min(threads, nanoseconds * steps / kNanosecondsWorthAThread);
   if (worth > 1) {
     // Threads that share a processor gain nothing, and wait at each barrier
     // until the system lets the others run.
@@ -141,7 +136,9 @@ inline TeamShape team_shape(
   }
   const auto row_groups = std::max<int64_t>(1, std::min(worth, max_row_groups));
   const auto unit_groups = std::min(
-      {worth / row_groups, max_unit_groups, nanoseconds / row_groups / kStep});
+      {worth / row_groups,
+       max_unit_groups,
+       nanoseconds / row_groups / kNanosecondsWorthABarrier});
   return {row_groups, std::max<int64_t>(1, unit_groups)};
 }
 

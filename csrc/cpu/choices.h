@@ -1,0 +1,145 @@
+#pragma once
+
+#include "cpu/cell_sizes.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+
+// What the kernels choose: which path a call takes, sizes of blocks, and how
+// long work is expected to take. Results differ by rounding at most.
+//
+// Each was measured where its comment says, in float32, and everywhere else is
+// taken over. Zen 5: 48 KiB of L1 in 12 ways, L2 of 1 MiB. Zen 4: 32 KiB in 8
+// ways, 1 MiB. Xeon: one with AMX, 48 KiB in 12 ways, 2 MiB, a slow L3. "Above"
+// and "below" mean the roofs of docs/performance.md.
+namespace lltm {
+
+// ---- How long work takes, to decide how many threads it is worth. Zen 5.
+
+constexpr int64_t kFlopPerNanosecond = 200;
+constexpr int64_t kPackedPerNanosecond = 4; // elements copied to another layout
+constexpr int64_t kBytesPerNanosecond = 100; // of weights that are read
+constexpr int64_t kNanosecondsOfGates = 1;   // of a hidden unit
+constexpr int64_t kNanosecondsOfGatesBackward = 2;
+
+// To wake a thread costs 1 to 3 us.
+constexpr int64_t kNanosecondsWorthAThread = 5000;
+// A barrier costs some 200 ns.
+constexpr int64_t kNanosecondsWorthABarrier = 500;
+// Some 30 us. Who has not come to a barrier by then may be waiting for this
+// very core.
+constexpr int kSpinsOfABarrier = 2000;
+
+// For at::parallel_for: how many tasks a thread is worth waking for.
+inline int64_t grain_size(int64_t nanoseconds_per_task) {
+  return std::max<int64_t>(
+      1, kNanosecondsWorthAThread / std::max<int64_t>(1, nanoseconds_per_task));
+}
+
+// ---- Products of blocks.
+
+// Terms of one chain of additions: over 768 it has 2.5 times the error of
+// PyTorch's products, and B falls out of the cache. Zen 5.
+constexpr int64_t kMaxK = 256;
+// Rows of C in a call: few sizes, for oneDNN generates a kernel for each.
+constexpr int64_t kMaxRowsOfACall = 128;
+// Up to so many rows of A, vectors of our own stream B faster: at 210 GB/s from
+// L2, where oneDNN reaches 130. Zen 5.
+constexpr int64_t kMaxStreamedRows = 2;
+// Vectors of columns that they read side by side.
+constexpr int64_t kStreamedVectors = 3;
+
+// ---- The cell forward.
+
+// Whether the batch is so small that the weights are better multiplied as they
+// lie, with all rows of the batch at once, than the batch packed. Rows of
+// weights that lie about a multiple of 4 KiB apart fall on the same sets of the
+// L1 cache, which only products wider than 16 make up for. Zen 5.
+constexpr int64_t kMaxDotBatch = 16;
+inline bool is_dot_faster(const CellSizes& sizes, int64_t element_size) {
+  constexpr int64_t kCacheLine = 64;
+  const auto row_bytes = sizes.features() * element_size;
+  const bool rows_collide = row_bytes > kCacheLine &&
+      (row_bytes + kCacheLine) % 4096 <= 2 * kCacheLine;
+  return sizes.batch <= (rows_collide ? kMaxDotBatch : kMaxDotBatch / 2);
+}
+// Hidden units of a block then; and rows of weights that all of more than four
+// rows of the batch take in turn, while they lie in the cache.
+constexpr int64_t kDotUnits = 48;
+constexpr int64_t kDotRows = 24;
+
+// Rows of the batch that are packed side by side. 32 at 256x1024x1024 reaches
+// 77 % of the roof on Zen 4 (64: 91 %, with the sizes below 93 %), and 89 on
+// the Xeon (95); elsewhere they are within 2 %.
+constexpr int64_t kPanelWidth = 64;
+// Products of a gate that a block computes for one panel.
+constexpr int64_t kProductsOfAGate = 4096;
+// Twice the K of other products, which shorter chains elsewhere make up for.
+constexpr int64_t kForwardMaxK = 2 * kMaxK;
+// The products of so many panels are kept until the last K.
+constexpr int64_t kMaxPanelsPerTask = 8;
+// Hidden units of a block, at most.
+constexpr int64_t kMaxUnits = 128;
+
+// ---- The cell backward. Zen 5; others were not faster on the Xeon.
+
+// d_weights with fewer rows of the batch has few products for each result, and
+// is written in whole rows.
+constexpr int64_t kNarrowBatch = 16;
+constexpr int64_t kNarrowBlockRows = 16;
+// Otherwise in panels of so many columns, and so many rows, for which d_gates
+// are read from L2.
+constexpr int64_t kWeightsPanel = 64;
+constexpr int64_t kWeightsBlockRows = 384;
+// Hidden units whose gradients are computed at a time, for 16 rows.
+constexpr int64_t kUnitsOfABackwardBlock = 64;
+// Columns of d_input and d_old_h at a time. Of 64, unpacked rows of weights
+// would fall on the same sets of the L1 cache where features is a power of two.
+constexpr int64_t kColumnsOfABlock = 48;
+
+// ---- Sequences.
+
+// With fewer steps, packing the weights does not pay at most sizes. Zen 5.
+constexpr size_t kStepsWorthPacking = 8;
+// Backward, rows of weights can be used as they lie. Zen 5.
+constexpr size_t kStepsWorthPackingBackward = 5;
+// Rows of a chunk: many, for d_weights is read and written once in each.
+constexpr int64_t kRowsOfABackwardChunk = 1024;
+// Units of a panel backward. By the size alone, so that results do not depend
+// on the number of threads. (They do, by rounding, where oneDNN has no kernel:
+// the BLAS that PyTorch takes then may sum in another order for other rows.)
+constexpr int64_t backward_panel(int64_t state_size) {
+  return state_size >= 512 ? 64 : 32;
+}
+// Products of a step that are made before their gates are computed: as many as
+// fit in L1, for gates of few rows have little to do at once.
+constexpr int64_t kProductsInL1 = 4096;
+
+// Bytes of a core's L2 cache.
+inline int64_t l2_cache() {
+#if defined(_SC_LEVEL2_CACHE_SIZE)
+  static const int64_t bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
+  return bytes > 0 ? bytes : 1 << 20;
+#else
+  return 1 << 20;
+#endif
+}
+
+// Vectors of hidden units of a block. Two, which the compiler makes more of
+// than of one. Narrower blocks of weights leave more of L1 to the rows that
+// they are multiplied with: with a L2 of 2 MiB 64x64x256x512 takes 7 % less
+// time with one, 77x12x96x192 takes 2 % more. Not measured with smaller ones.
+inline int64_t vectors_of_a_block(int64_t batch) {
+  return l2_cache() >= 2 << 20 && batch >= 16 ? 1 : 2;
+}
+
+// Rows of the batch that each thread must have to take all weights by itself:
+// few, where these fit in its cache, else so many that their products take
+// longer than reading the weights. Zen 5.
+inline int64_t rows_worth_all_weights(int64_t weight_bytes) {
+  return weight_bytes <= 512 * 1024 ? 8 : 32;
+}
+
+} // namespace lltm
