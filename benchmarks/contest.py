@@ -59,6 +59,7 @@ def measure(
                     if what == "inference"
                     else training(module, call, grads)
                     for name, module in modules.items()
+                    if what == "inference" or list(module.parameters())
                 }
                 if graph:
                     functions = {name: captured(function) for name, function in functions.items()}
@@ -112,11 +113,12 @@ def print_table(rows: list[dict[str, Any]], shape_names: str) -> None:
             row["shape"],
             str(row["threads"]),
             row["what"],
-            *(f"{row['microseconds'][name]:.1f}" for name in names),
+            *(f"{times[name]:.1f}" if name in times else "" for name in names),
             f"{row['ratio']:.2f}",
             f"{row['share_of_roof']:.0%}" if "share_of_roof" in row else "",
         ]
         for row in rows
+        for times in [row["microseconds"]]
     ]
     widths = [max(len(row[i]) for row in table) for i in range(len(header))]
     for row in table:
@@ -147,6 +149,7 @@ def run(
     threads = args.threads if args.device == "cpu" else [1]
     described = timing.describe(args.device, args.dtype) | {"title": title, "rounds": args.rounds}
     file = args.output / f"{name}_{args.device}_{args.dtype}.json"
+    print(", ".join(described[key] for key in ("machine", "caches") if key in described))
     rows: list[dict[str, Any]] = []
     total = len(args.shapes) * len(threads) * (4 if args.device == "cuda" else 2)
     with tqdm(total=total, desc="timing", unit="row") as progress:

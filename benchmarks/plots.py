@@ -20,6 +20,7 @@ COLORS = {
     "eager loop": "tab:blue",
     "LSTM": "tab:gray",
     "GRU": "tab:olive",
+    "onnxruntime": "tab:brown",
 }
 
 
@@ -50,15 +51,18 @@ def plot_bars(axis: Any, rows: list[dict[str, Any]]) -> None:
     names = list(rows[0]["microseconds"])
     width = 0.8 / len(names)
     for i, name in enumerate(names):
-        heights = [row["microseconds"][name] / row["microseconds"]["lltm_ops"] for row in rows]
+        heights = [
+            row["microseconds"].get(name, 0) / row["microseconds"]["lltm_ops"] for row in rows
+        ]
         places = [row + (i - (len(names) - 1) / 2) * width for row in range(len(rows))]
         axis.bar(places, heights, width, label=name, color=COLORS[name])
     labels = [f"{row['shape'].replace(' ', '')}\n{row['what']}" for row in rows]
     axis.set_xticks(range(len(rows)), labels, rotation=45, ha="right", fontsize=8)
     axis.set_ylabel("time, over that of lltm_ops")
     axis.axhline(1, color="black", linewidth=0.5)
-    axis.legend(fontsize=8, ncols=len(names), loc="upper right")
-    axis.set_ylim(top=axis.get_ylim()[1] * 1.15)
+    rows_of_legend = 1 if len(names) <= 5 else 2
+    axis.legend(fontsize=8, ncols=-(-len(names) // rows_of_legend), loc="upper right")
+    axis.set_ylim(top=axis.get_ylim()[1] * (1 + 0.15 * rows_of_legend))
 
 
 def plot_roofs(axis: Any, rows: list[dict[str, Any]]) -> None:

@@ -7,6 +7,8 @@ state of zeros. The roof of reading weights is of those for the state, which eac
 from __future__ import annotations
 
 import argparse
+import os
+from importlib.util import find_spec
 from typing import Any
 
 import contest
@@ -16,6 +18,10 @@ from torch.hub import tqdm  # stands in where tqdm is not installed
 
 import lltm_ops
 
+# It takes the instructions that it finds, also where this variable keeps all others from them.
+HAS_ONNXRUNTIME = "ATEN_CPU_CAPABILITY" not in os.environ and all(
+    find_spec(name) is not None for name in ("onnx", "onnxruntime")
+)
 # time, batch, input, state
 SHAPES = ["128x1x128x128", "128x16x128x128", "64x64x256x512", "50x1x1024x1024"]
 
@@ -43,6 +49,42 @@ class EagerLoop(lltm_ops.LLTMCell):
         return torch.stack(outputs), (h, cell)
 
 
+class OnnxLSTM(nn.Module):
+    """``onnxruntime``'s LSTM: in float32 and in inference, for it has nothing else."""
+
+    def __init__(self, input_size: int, hidden_size: int):
+        import onnxruntime
+        from onnx import TensorProto, helper, numpy_helper
+
+        super().__init__()
+        rows = 4 * hidden_size
+        parameters = {
+            "W": torch.randn(1, rows, input_size),
+            "R": torch.randn(1, rows, hidden_size),
+            "B": torch.randn(1, 2 * rows),
+        }
+        scale = hidden_size**-0.5
+        float32 = TensorProto.FLOAT
+        graph = helper.make_graph(
+            [helper.make_node("LSTM", ["input", *parameters], ["output"], hidden_size=hidden_size)],
+            "lstm",
+            [helper.make_tensor_value_info("input", float32, ["time", "batch", input_size])],
+            [helper.make_tensor_value_info("output", float32, ["time", 1, "batch", hidden_size])],
+            [
+                numpy_helper.from_array((scale * tensor).numpy(), name)
+                for name, tensor in parameters.items()
+            ],
+        )
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        self.session = onnxruntime.InferenceSession(model.SerializeToString(), options)
+
+    def forward(self, input: Tensor) -> tuple[Tensor]:
+        (output,) = self.session.run(None, {"input": input.numpy()})
+        return (torch.from_numpy(output).squeeze(1),)
+
+
 def contenders(input_size: int, hidden_size: int, options: dict[str, Any]) -> dict[str, nn.Module]:
     classes = {
         "lltm_ops": lltm_ops.LLTM,
@@ -51,7 +93,10 @@ def contenders(input_size: int, hidden_size: int, options: dict[str, Any]) -> di
         "LSTM": nn.LSTM,
         "GRU": nn.GRU,
     }
-    return {name: make(input_size, hidden_size, **options) for name, make in classes.items()}
+    modules = {name: make(input_size, hidden_size, **options) for name, make in classes.items()}
+    if HAS_ONNXRUNTIME and options == {"device": "cpu", "dtype": torch.float32}:
+        modules["onnxruntime"] = OnnxLSTM(input_size, hidden_size)
+    return modules
 
 
 def measure_shape(
@@ -77,6 +122,8 @@ def measure_shape(
 def main() -> None:
     names = "time x batch x input x state"
     args = contest.command_line(__doc__.splitlines()[0], SHAPES, names)
+    if not HAS_ONNXRUNTIME:
+        print("without onnxruntime: not installed (pip install onnx onnxruntime), or not limited")
     contest.run(args, names, "A whole sequence", "sequence", measure_shape)
 
 

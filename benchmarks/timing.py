@@ -36,9 +36,11 @@ def cuda_timer() -> Callable[[], float]:
 
 
 def settle_allocator() -> None:
-    """Makes timings those of a process that has run for a while: until it has freed a block about as
-    large, of 32 MiB at most, glibc gives memory back to the system, and the next call pays for its
-    pages."""
+    """Makes timings those of a process that has run for a while.
+
+    Until it has freed a block about as large, of 32 MiB at most, glibc gives memory back to the
+    system, and the next call pays for its pages.
+    """
     torch.empty((32 << 20) - (1 << 16), dtype=torch.uint8)
 
 
@@ -92,11 +94,23 @@ def machine(device: str) -> str:
     """What the processor calls itself."""
     if device == "cuda":
         return torch.cuda.get_device_name()
-    cpuinfo = Path("/proc/cpuinfo")
-    names = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
-    name = names[0].partition(":")[2].strip() if names else platform.processor()
-    capability = torch.backends.cpu.get_cpu_capability()
-    return f"{name}, {os.cpu_count()} cores, {capability}"
+    lines = (line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines())
+    said = {name.strip(): value.strip() for name, _, value in lines}
+    name = said.get("model name", platform.processor())
+    if "cpu family" in said:
+        name += f", family {said['cpu family']}, model {said['model']}"
+    return f"{name}, {os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def caches() -> str:
+    """Size and ways of those that hold data, as the operating system knows them."""
+    found = []
+    for cache in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        names = ("level", "size", "ways_of_associativity", "type")
+        level, size, ways, kind = ((cache / name).read_text().strip() for name in names)
+        if kind != "Instruction":
+            found.append(f"L{level} {size} in {ways} ways")
+    return ", ".join(found)
 
 
 def write(run: dict[str, Any], file: Path) -> None:
@@ -127,6 +141,7 @@ def describe(device: str, dtype: str) -> dict[str, Any]:
     """Machine and versions, for the JSON file."""
     return {
         "machine": machine(device),
+        **({"caches": caches()} if device == "cpu" else {}),
         "device": device,
         "dtype": dtype,
         "python": platform.python_version(),

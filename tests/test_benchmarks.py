@@ -3,10 +3,10 @@
 import itertools
 import json
 import os
-import re
 import statistics
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ import lltm_ops
 pytest.importorskip("matplotlib")
 
 ROOT = Path(__file__).parent.parent
+HAS_ONNXRUNTIME = all(find_spec(name) is not None for name in ("onnx", "onnxruntime"))
 FIGURES = ROOT / "docs" / "benchmarks"
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
@@ -59,7 +60,10 @@ def test_sequence(tmp_path):
     rows = json.loads((tmp_path / "sequence_cpu_float32.json").read_text())["rows"]
     assert len(rows) == 2 * 2 * 2
     for row in rows:
-        assert set(row["microseconds"]) == set(SEQUENCE_NAMES)
+        names = {"lltm_ops", "cell in a loop", "eager loop", "LSTM", "GRU"}
+        if row["what"] == "inference" and HAS_ONNXRUNTIME:
+            names.add("onnxruntime")
+        assert set(row["microseconds"]) == names
         assert f"{row['ratio']:.2f}" in printed
     picture = tmp_path / "sequence_cpu_float32.png"
     assert picture.read_bytes().startswith(PNG_SIGNATURE)
@@ -88,32 +92,15 @@ def test_sweep(tmp_path):
     assert picture.read_bytes().startswith(PNG_SIGNATURE)
 
 
-CELL_NAMES = ["lltm_ops", "eager", "compile", "C++", "LSTMCell"]
-SEQUENCE_NAMES = ["lltm_ops", "cell in a loop", "eager loop", "LSTM", "GRU"]
+def test_documented_figures_are_the_measured_ones(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import report
 
-
-def row_of_table(row, names):
-    times = [row["microseconds"][name] for name in names]
-    shown = [f"{time:.1f}" if time < 100 else f"{time:.0f}" for time in times]
-    cells = [row["shape"], str(row["threads"]), row["what"], *shown]
-    ratio = f"{row['ratio']:.2f}"
-    roof = f"{row['share_of_roof']:.0%}" if "share_of_roof" in row else ""
-    return f"| {' | '.join([*cells, ratio, roof])} |"
-
-
-@pytest.mark.parametrize(
-    ("name", "sizes", "names"), [("cell", 3, CELL_NAMES), ("sequence", 4, SEQUENCE_NAMES)]
-)
-def test_documented_figures_are_the_measured_ones(name, sizes, names):
-    document = (ROOT / "docs" / "performance.md").read_text()
-    shape = " x ".join([r"\d+"] * sizes)
-    documented = re.findall(rf"^\| {shape} \| \d+ \| .*\|$", document, re.MULTILINE)
-    measured = [
-        row_of_table(row, names)
-        for dtype in ("float32", "bfloat16")
-        for row in json.loads((FIGURES / f"{name}_cpu_{dtype}.json").read_text())["rows"]
-    ]
-    assert documented == measured
+    folders = report.processors()
+    assert folders
+    for folder in folders:
+        assert (folder / "README.md").read_text() == report.page(folder)
+    assert "\n".join(report.summary(folders)) in (ROOT / "docs" / "performance.md").read_text()
 
 
 def test_scaling(tmp_path):

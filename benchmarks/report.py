@@ -1,0 +1,111 @@
+"""Writes README.md into folders of figures, one folder a processor: the tables and the pictures."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+FIGURES = Path(__file__).parent.parent / "docs" / "benchmarks"
+CONTESTS = {
+    "cell_cpu_float32": "One step, float32",
+    "cell_cpu_bfloat16": "One step, bfloat16",
+    "sequence_cpu_float32": "A whole sequence, float32",
+    "sequence_cpu_bfloat16": "A whole sequence, bfloat16",
+    "more_shapes_cpu_float32": "One step at more shapes, float32",
+}
+PICTURES = {
+    "lengths_cpu_float32": "Time for a row by the length of the sequences",
+    "sweep_cpu_float32_1_thread": "Eager's time over ours by batch, input and state, one thread",
+    "sweep_cpu_float32_2_threads": "Eager's time over ours by batch, input and state, two threads",
+}
+
+
+def load(folder: Path, name: str) -> dict[str, Any] | None:
+    file = folder / f"{name}.json"
+    return json.loads(file.read_text()) if file.exists() else None
+
+
+def processors() -> list[Path]:
+    return sorted(file.parent for file in FIGURES.glob("*/cell_cpu_float32.json"))
+
+
+def line(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def shown(microseconds: float | None) -> str:
+    if microseconds is None:
+        return ""
+    return f"{microseconds:.1f}" if microseconds < 100 else f"{microseconds:.0f}"
+
+
+def table(run: dict[str, Any]) -> list[str]:
+    """Microseconds of all contenders, the best other's over ours, our share of the roof."""
+    rows = run["rows"]
+    names = list(rows[0]["microseconds"])
+    of_cell = rows[0]["shape"].count("x") == 2
+    shape = "batch x input x state" if of_cell else "time x batch x input x state"
+    header = [shape, "threads", "what", *names, "ratio", "roof"]
+    lines = [line(header), line(["---"] * len(header)).replace(" ", "")]
+    for row in rows:
+        times = [shown(row["microseconds"].get(name)) for name in names]
+        roof = f"{row['share_of_roof']:.0%}" if "share_of_roof" in row else ""
+        first = [row["shape"], str(row["threads"]), row["what"]]
+        lines.append(line([*first, *times, f"{row['ratio']:.2f}", roof]))
+    return lines
+
+
+def page(folder: Path) -> str:
+    runs = {name: load(folder, name) for name in (*CONTESTS, *PICTURES)}
+    first = runs["cell_cpu_float32"]
+    caches = f" ({first['caches']})" if "caches" in first else ""
+    lines = [
+        f"# {folder.name}",
+        "",
+        f"{first['machine']}{caches}; torch {first['torch']}.",
+        "[performance.md](../../performance.md) says what was measured, and how. Times are in",
+        "microseconds. `benchmarks/report.py` wrote this page.",
+    ]
+    for name, title in (CONTESTS | PICTURES).items():
+        if runs[name] is None:
+            continue
+        lines += ["", f"## {title}", ""]
+        if (folder / f"{name}.png").exists():
+            lines += [f"![{title}]({name}.png)"]
+        if name in CONTESTS:
+            lines += ["", *table(runs[name])]
+    return "\n".join(lines) + "\n"
+
+
+def summary(folders: list[Path]) -> list[str]:
+    """By processor and dtype the least and the most of the ratios, over shapes and threads."""
+    header = ["processor", "dtype"]
+    header += ["step, inference", "step, training", "sequence, inference", "sequence, training"]
+    lines = [line(header), line(["---"] * len(header)).replace(" ", "")]
+    for folder in folders:
+        for dtype in ("float32", "bfloat16"):
+            if load(folder, f"cell_cpu_{dtype}") is None:
+                continue
+            cells = [f"[{folder.name}](benchmarks/{folder.name}/README.md)", dtype]
+            for name in ("cell", "sequence"):
+                run = load(folder, f"{name}_cpu_{dtype}")
+                for what in ("inference", "training"):
+                    rows = run["rows"] if run else []
+                    ratios = [row["ratio"] for row in rows if row["what"] == what]
+                    cells.append(f"{min(ratios):.2f} to {max(ratios):.2f}" if ratios else "")
+            lines.append(line(cells))
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folders", nargs="*", type=Path, default=processors())
+    for folder in parser.parse_args().folders:
+        (folder / "README.md").write_text(page(folder))
+    print("\n".join(summary(processors())))
+
+
+if __name__ == "__main__":
+    main()
