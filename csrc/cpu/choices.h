@@ -12,13 +12,13 @@
 // What the kernels choose: which path a call takes, sizes of blocks, and how
 // long work is expected to take. Results differ by rounding at most.
 //
-// Each was measured where its comment says, in float32, and everywhere else is
-// taken over. Zen 5: 48 KiB of L1 in 12 ways, L2 of 1 MiB. Zen 4: 32 KiB in 8
-// ways, 1 MiB. Xeon: one with AMX, 48 KiB in 12 ways, 2 MiB, a slow L3. "Above"
-// and "below" mean the roofs of docs/performance.md.
+// A comment names the processors on which a choice was measured, in float32;
+// others take it over. Zen 5 has 48 KiB of L1 in 12 ways and 1 MiB of L2, Zen 4
+// 32 KiB in 8 ways and 1 MiB, the Xeon 48 KiB in 12 ways, 2 MiB, and a slow L3.
+// The roof is that of docs/performance.md.
 namespace lltm {
 
-// ---- How long work takes, to decide how many threads it is worth. Zen 5.
+// How long work takes, to decide how many threads it is worth. Zen 5.
 
 constexpr int64_t kFlopPerNanosecond = 200;
 constexpr int64_t kPackedPerNanosecond = 4; // elements copied to another layout
@@ -40,7 +40,7 @@ inline int64_t grain_size(int64_t nanoseconds_per_task) {
       1, kNanosecondsWorthAThread / std::max<int64_t>(1, nanoseconds_per_task));
 }
 
-// ---- Products of blocks.
+// Products of blocks.
 
 // Terms of one chain of additions: over 768 it has 2.5 times the error of
 // PyTorch's products, and B falls out of the cache. Zen 5.
@@ -53,7 +53,7 @@ constexpr int64_t kMaxStreamedRows = 2;
 // Vectors of columns that they read side by side.
 constexpr int64_t kStreamedVectors = 3;
 
-// ---- The cell forward.
+// The cell forward.
 
 // Whether the batch is so small that the weights are better multiplied as they
 // lie, with all rows of the batch at once, than the batch packed. Rows of
@@ -78,14 +78,14 @@ constexpr int64_t kDotRows = 24;
 constexpr int64_t kPanelWidth = 64;
 // Products of a gate that a block computes for one panel.
 constexpr int64_t kProductsOfAGate = 4096;
-// Twice the K of other products, which shorter chains elsewhere make up for.
+// Twice the K of other products: the error stays below twice that of PyTorch's.
 constexpr int64_t kForwardMaxK = 2 * kMaxK;
 // The products of so many panels are kept until the last K.
 constexpr int64_t kMaxPanelsPerTask = 8;
 // Hidden units of a block, at most.
 constexpr int64_t kMaxUnits = 128;
 
-// ---- The cell backward. Zen 5; others were not faster on the Xeon.
+// The cell backward. Zen 5; others were not faster on the Xeon.
 
 // d_weights with fewer rows of the batch has few products for each result, and
 // is written in whole rows.
@@ -101,11 +101,12 @@ constexpr int64_t kUnitsOfABackwardBlock = 64;
 // would fall on the same sets of the L1 cache where features is a power of two.
 constexpr int64_t kColumnsOfABlock = 48;
 
-// ---- Sequences.
+// Sequences.
 
 // With fewer steps, packing the weights does not pay at most sizes. Zen 5.
 constexpr size_t kStepsWorthPacking = 8;
-// Backward, rows of weights can be used as they lie. Zen 5.
+// Backward, which with fewer steps takes the rows of weights as they lie.
+// Zen 5.
 constexpr size_t kStepsWorthPackingBackward = 5;
 // Rows of a chunk: many, for d_weights is read and written once in each.
 constexpr int64_t kRowsOfABackwardChunk = 1024;
