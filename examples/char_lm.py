@@ -295,7 +295,7 @@ def compare(model: CharLM, chunks: Tensor) -> bool:
 
 
 def learn(model: CharLM, corpus: Corpus, args: argparse.Namespace) -> Training:
-    """As :func:`train`, without a checkpoint, for a model to compare with."""
+    """Does what :func:`train` does, without a checkpoint, for a model to compare with."""
     training = Training.of(model, {}, corpus.vocabulary, args)
     with tqdm(total=args.steps, unit="step", desc=type(model.rnn).__name__, leave=False) as bar:
         for step in range(args.steps):

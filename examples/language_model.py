@@ -34,7 +34,7 @@ class UsageError(Exception):
 
 @contextlib.contextmanager
 def or_usage_error(sentence: str, *errors: type[BaseException]) -> Iterator[None]:
-    """Where one of these errors comes up, the user reads the sentence in place of a traceback."""
+    """Shows the user the sentence, in place of a traceback, when one of these errors comes up."""
     try:
         yield
     except UsageError:

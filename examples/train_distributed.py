@@ -272,7 +272,7 @@ def prepare(args: argparse.Namespace) -> tuple[Training, Corpus]:
 
 
 def connect(backend: str, timeout: timedelta) -> None:
-    """As init_process_group by itself, also where torchrun has restarted the processes.
+    """Does what init_process_group does, also where torchrun has restarted the processes.
 
     It keeps its store then, and in it the addresses of those before.
     """

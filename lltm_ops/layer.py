@@ -529,7 +529,7 @@ def _traced_last_state(
 
 
 def _last_rows(batch_sizes: Tensor, batch: int) -> Tensor:
-    """Where the last step of each packed sequence lies; of no steps, any rows."""
+    """The rows of the last step of each packed sequence; any rows if there are no steps."""
     sequences = _range(batch_sizes, batch)
     steps = (batch_sizes.unsqueeze(1) > sequences).sum(0)
     starts = F.pad(batch_sizes.cumsum(0) - batch_sizes, [1, 0])

@@ -29,7 +29,7 @@ struct DotTile {
     }
   }
 
-  // As many sums as there are registers for.
+  // Rows of weights whose sums fit in registers.
   template <int64_t kBytes>
   static constexpr int64_t rows_at_once() {
     constexpr int64_t few = kBatch == 4 ? 3 : 4;

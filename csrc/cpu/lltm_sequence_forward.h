@@ -97,7 +97,7 @@ class SequenceForward {
     gemm_t* converted;
   };
 
-  // As many vectors as is fastest, unless padding them costs more.
+  // One vector where padding to more costs more than they gain.
   int64_t units_per_block() const {
     const auto size = a_.state_size;
     const auto units = kVector * vectors_of_a_block(a_.batch);

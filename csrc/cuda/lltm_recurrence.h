@@ -158,7 +158,7 @@ struct Part : Lane {
     return tile < tiles ? first_row + tile * kTileRows + row_of_tile : kNone;
   }
 
-  // Where a warp's partial sums lie, of one of so many results of mma.
+  // The place of a warp's partial sums for one of so many results of mma.
   LLTM_INLINE static int sums_at(int tile, int warp, int results, int result) {
     return ((tile * kWarps + warp) * results + result) * kUnits * kSumStride;
   }

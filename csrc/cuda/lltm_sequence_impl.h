@@ -41,7 +41,7 @@ inline at::Tensor flat_or_none(const OptionalTensor& tensor) {
   return tensor ? tensor->contiguous().flatten() : at::Tensor();
 }
 
-// As bytes: whatever is not 0 is a reset.
+// Bytes, for any byte but 0 is a reset.
 inline const uint8_t* bytes_or_null(const at::Tensor& resets) {
   return resets.defined()
       ? reinterpret_cast<const uint8_t*>(resets.const_data_ptr<bool>())
@@ -284,7 +284,7 @@ ForwardWithGatesResult sequence_forward_impl(
   const auto input_rows = input.flatten(0, -2);
   const auto weights_for_input =
       weights.narrow(1, state_size, input.size(-1)).t();
-  // Where gates are not wanted, the memory for them does not grow with time.
+  // Gates that nobody wants take memory that does not grow with time.
   const auto most = Device::kBytesOfGates /
       (3 * state_size * static_cast<int64_t>(input.element_size()));
   const auto chunks =

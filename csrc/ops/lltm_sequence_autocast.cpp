@@ -4,7 +4,7 @@
 
 #include <torch/library.h>
 
-// As lltm_autocast.cpp for the cell.
+// Does what lltm_autocast.cpp does for the cell.
 namespace lltm {
 
 namespace {

@@ -7,7 +7,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
-// As lltm_autograd.cpp for the cell, which explains what is done and why.
+// Does what lltm_autograd.cpp does for the cell. That file says why.
 namespace lltm {
 
 namespace {

@@ -6,8 +6,8 @@
 
 #include <torch/library.h>
 
-// As lltm_vmap.cpp for the cell. Packed sequences take the composite formulas:
-// their batch is no dimension.
+// Does what lltm_vmap.cpp does for the cell. Packed sequences take the
+// composite formulas: their batch is no dimension.
 namespace lltm {
 
 namespace {
