@@ -203,10 +203,21 @@ class Worker:
         self.signal_group(signal.SIGCONT)
         self.signal_group(signal.SIGQUIT)
         time.sleep(2)
-        if shutil.which("gdb"):
-            what = ["-batch", "-ex", "thread apply all backtrace", "-p", str(self.process.pid)]
+        if not shutil.which("gdb"):
+            return
+        for pid in self.group():
+            what = ["-batch", "-ex", "thread apply all backtrace", "-p", str(pid)]
             with contextlib.suppress(subprocess.TimeoutExpired):
                 subprocess.run(["gdb", *what], stdout=sys.stderr, timeout=60, check=False)
+
+    def group(self) -> list[int]:
+        """Returns the process and the children that it forked."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(ProcessLookupError):
+                if os.getpgid(int(folder.name)) == self.process.pid:
+                    found.append(int(folder.name))
+        return sorted(found)
 
 
 class Soak:

@@ -170,7 +170,7 @@ def autocast(op: Operator, arguments: list[Any]) -> list[Tensor]:
 
 
 def by_operators(op: Operator, arguments: list[Any]) -> list[Tensor]:
-    """As training, by calls of the operators that autograd calls."""
+    """Trains by calls of the operators that autograd calls."""
     input, weights, _, h, _, *options = arguments
     if op is lltm_ops.forward:
         new_h, new_cell, gates = torch.ops.lltm._forward_with_gates(*arguments)
@@ -530,6 +530,7 @@ class Calls:
         Its threads are those of OpenMP if its parent had none. Else they would wait for those of
         its parent, in PyTorch as here, and it must not go parallel, like the workers of DataLoader.
         """
+        wait_until_other_threads_sleep()
         seed = self.rng.random()
         child = os.fork()
         if child == 0:
@@ -577,6 +578,25 @@ class Calls:
             self.round()
         signal.signal(signal.SIGALRM, signal.SIG_IGN)
         report(self.counts)
+
+
+def wait_until_other_threads_sleep() -> None:
+    """Waits, because a thread that was joined may still be giving its buffers back to MKL.
+
+    MKL holds a spin lock meanwhile (mm_account_ptr_by_tid). A child that is forked then has that
+    lock, too, with nobody to release it, and waits for ever in its first product.
+    """
+    own = Path(f"/proc/self/task/{threading.get_native_id()}")
+    while any(is_running(task) for task in own.parent.iterdir() if task != own):
+        time.sleep(0.001)
+
+
+def is_running(task: Path) -> bool:
+    try:
+        after_name = (task / "stat").read_text().rpartition(")")[2]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return after_name.split()[0] != "S"
 
 
 class MallocInfo(ctypes.Structure):
