@@ -6,6 +6,7 @@ from common import (
     ARGUMENTS,
     LAYOUTS,
     assert_matches_float64,
+    backward_inputs,
     composite,
     double,
     each_device,
@@ -171,3 +172,17 @@ def test_a_device_without_kernels_takes_the_composite_formulas(dtype):
     outputs = composite(torch.ops.lltm.forward)(*inputs)
     for actual, expected in zip(outputs, lltm_ops.reference(*double(inputs)), strict=True):
         assert_matches_float64(actual, expected)
+
+
+@pytest.mark.parametrize("way", ["kernels", "composite"])
+def test_gradients_that_are_too_small_for_float16_add_up(way):
+    like = backward_inputs(dtype=torch.float16, shape=(4096, 2, 4))
+    inputs = [torch.full_like(tensor, 0.1) for tensor in like]
+    inputs[0].fill_(0)
+    inputs[1].fill_(3e-7)
+    backward = torch.ops.lltm.backward
+    mask = [False, True, True, False, False]
+    results = (composite(backward) if way == "composite" else backward)(*inputs, mask)
+    expected = backward(*double(inputs), mask)
+    for ours, exact in zip(results[1:3], expected[1:3], strict=True):
+        torch.testing.assert_close(ours.double(), exact, rtol=1e-2, atol=6e-8)

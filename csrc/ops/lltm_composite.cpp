@@ -39,7 +39,9 @@ at::Tensor to_opmath(const at::Tensor& tensor) {
 
 namespace {
 
-// The activated gates [batch, 3 * state_size], in opmath.
+// The activated gates [batch, 3 * state_size], in opmath: products that are
+// rounded before they are activated would cost half types much of their
+// accuracy.
 at::Tensor activate(
     const at::Tensor& input,
     const at::Tensor& weights,
@@ -48,9 +50,11 @@ at::Tensor activate(
   // A device may have autocast where we have no autocast kernel for it.
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(
       c10::autocast_dispatch_keyset);
-  const auto chunks =
-      to_opmath(at::linear(at::cat({old_h, input}, 1), weights, bias))
-          .chunk(3, 1);
+  const auto chunks = at::linear(
+                          to_opmath(at::cat({old_h, input}, 1)),
+                          to_opmath(weights),
+                          to_opmath(bias))
+                          .chunk(3, 1);
   return at::cat(
       {at::sigmoid(chunks[0]), at::sigmoid(chunks[1]), at::elu(chunks[2])}, 1);
 }
@@ -122,7 +126,7 @@ GateGradients gate_gradients(
        grad_h * t * output_gate * (1 - output_gate),
        d_cell * input_gate * at::where(candidate > 0, 1, candidate + 1)},
       1);
-  return {d_gates.to(gates.scalar_type()), std::move(d_cell)};
+  return {std::move(d_gates), std::move(d_cell)};
 }
 
 BackwardResult backward(
@@ -138,12 +142,7 @@ BackwardResult backward(
   const auto [d_gates, d_cell] =
       gate_gradients(grad_h, grad_cell, new_cell, gates);
   return linear_gates_backward(
-      d_gates,
-      d_cell.to(input.scalar_type()),
-      input,
-      weights,
-      old_h,
-      output_mask);
+      d_gates, d_cell, input, weights, old_h, output_mask);
 }
 
 } // namespace composite

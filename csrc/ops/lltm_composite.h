@@ -6,8 +6,8 @@
 
 // The cell in plain, differentiable ATen: the kernels of every device that has
 // none of its own, and what autograd and vmap fall back to where the fused
-// kernels have no derivative or batching rule. Pointwise, half
-// types are computed with in float32, as kernels do it: that is opmath below.
+// kernels have no derivative or batching rule. Half types are computed with in
+// float32, and only results are rounded: that is opmath below.
 namespace lltm::composite {
 
 at::Tensor to_opmath(const at::Tensor& tensor);
@@ -42,7 +42,7 @@ ForwardWithGatesResult forward_with_gates(
     const at::Tensor& old_cell);
 
 // The gradients of the pre-activations [batch, 3 * state_size], and that of the
-// old cell state, of opmath. Does not check.
+// old cell state, both of opmath. Does not check.
 using GateGradients = std::pair<at::Tensor, at::Tensor>;
 GateGradients gate_gradients(
     const at::Tensor& grad_h,

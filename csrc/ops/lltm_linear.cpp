@@ -40,25 +40,34 @@ BackwardResult linear_gates_backward(
     OutputMask output_mask) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(
       c10::autocast_dispatch_keyset);
+  const auto as_gates = [&](const at::Tensor& tensor) {
+    return tensor.to(d_gates.scalar_type());
+  };
+  const auto as_input = [&](const at::Tensor& gradient) {
+    return gradient.to(input.scalar_type());
+  };
   at::Tensor d_input, d_weights, d_bias, d_old_h;
   if (output_mask[0]) {
-    d_input = d_gates.mm(columns_for_input(weights, input, old_h));
+    const auto columns = columns_for_input(weights, input, old_h);
+    d_input = as_input(d_gates.mm(as_gates(columns)));
   }
   if (output_mask[1]) {
-    d_weights = d_gates.t().mm(at::cat({old_h, input}, 1));
+    const auto features = at::cat({old_h, input}, 1);
+    d_weights = as_input(d_gates.t().mm(as_gates(features)));
   }
   if (output_mask[2]) {
-    d_bias = d_gates.sum(0);
+    d_bias = as_input(d_gates.sum(0));
   }
   if (output_mask[3]) {
-    d_old_h = d_gates.mm(columns_for_h(weights, old_h));
+    const auto columns = columns_for_h(weights, old_h);
+    d_old_h = as_input(d_gates.mm(as_gates(columns)));
   }
   return {
       d_input,
       d_weights,
       d_bias,
       d_old_h,
-      output_mask[4] ? d_old_cell : at::Tensor()};
+      output_mask[4] ? as_input(d_old_cell) : at::Tensor()};
 }
 
 } // namespace lltm

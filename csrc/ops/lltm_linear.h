@@ -22,8 +22,10 @@ inline bool needs_d_gates(OutputMask output_mask) {
 }
 
 // What follows from d_gates, the gradient of the pre-activations: the GEMMs
-// that output_mask asks for. No result aliases another. d_old_cell
-// passes through. Made of functional, differentiable operators.
+// that output_mask asks for, in the dtype of d_gates. The composite formulas
+// give d_gates of opmath, in which gradients that are too small for a half type
+// add up. Results, d_old_cell among them, take the dtype of input, and do not
+// alias one another. Made of functional, differentiable operators.
 BackwardResult linear_gates_backward(
     const at::Tensor& d_gates,
     const at::Tensor& d_old_cell,

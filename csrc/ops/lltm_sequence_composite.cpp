@@ -99,14 +99,16 @@ ForwardWithGatesResult sequence_forward_with_gates(
   // Not rounded between steps: that would lose what is added to a state that
   // has grown.
   const auto first_cell = to_opmath(c0);
+  const auto opmath_weights = to_opmath(weights);
+  const auto opmath_bias = to_opmath(bias);
   auto h = h0;
   auto cell = first_cell;
   for (const auto& step : steps) {
     at::Tensor activated;
     std::tie(h, cell, activated) = composite::step(
         of_step(input_rows, step),
-        weights,
-        bias,
+        opmath_weights,
+        opmath_bias,
         old_state(step, h, h0, reset_rows),
         old_state(step, cell, first_cell, reset_rows));
     outputs.push_back(h);
@@ -191,8 +193,10 @@ BackwardResult sequence_backward(
   const auto input_rows = rows(input);
   const auto reset_rows = as_rows(resets, batch_sizes);
   const auto old_h = old_states(steps, rows(output), h0, reverse, reset_rows);
-  auto d_h = h0.new_zeros_symint(h0.sym_sizes());
-  auto d_cell = to_opmath(d_h);
+  // Not rounded between steps.
+  const auto opmath_weights = to_opmath(weights);
+  auto d_h = to_opmath(h0.new_zeros_symint(h0.sym_sizes()));
+  auto d_cell = d_h;
   std::vector<at::Tensor> d_gates;
   for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
     // Into the state that the step began with; what began later is kept.
@@ -213,15 +217,15 @@ BackwardResult sequence_backward(
     const auto d_h_of_step = std::get<3>(linear_gates_backward(
         d_gates_of_step,
         {},
-        of_step(input_rows, *step),
-        weights,
+        to_opmath(of_step(input_rows, *step)),
+        opmath_weights,
         of_step(old_h, *step),
         {false, false, false, true, false}));
     d_h = carry(d_h_of_step, d_h);
     d_cell = carry(d_cell_of_step, d_cell);
     d_gates.push_back(std::move(d_gates_of_step));
   }
-  const auto no_gates = weights.t();
+  const auto no_gates = opmath_weights.t();
   auto [d_input, d_weights, d_bias, none, nothing] = linear_gates_backward(
       in_order_of_time(std::move(d_gates), !reverse, no_gates),
       {},
@@ -229,13 +233,14 @@ BackwardResult sequence_backward(
       weights,
       old_h,
       {output_mask[0], output_mask[1], output_mask[2], false, false});
+  const auto d_h0 = d_h.to(h0.scalar_type());
   const auto d_c0 = d_cell.to(h0.scalar_type());
   // clone: where no step ran, both are one tensor of zeros.
   return {
       output_mask[0] ? like_input(d_input, input) : at::Tensor(),
       d_weights,
       d_bias,
-      output_mask[3] ? d_h : at::Tensor(),
+      output_mask[3] ? d_h0 : at::Tensor(),
       output_mask[4] ? (steps.empty() ? d_c0.clone() : d_c0) : at::Tensor()};
 }
 
