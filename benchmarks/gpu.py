@@ -21,6 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -33,9 +34,23 @@ import lltm_ops
 ROOT = Path(__file__).parent.parent
 BENCHMARKS = Path(__file__).parent
 GRACE = 10  # seconds between SIGINT and SIGKILL
+running: set[int] = set()  # process groups
 RECURRENCE = ROOT / "tests" / "recurrence"
 CHECK = (RECURRENCE / "check.cpp", ROOT / "csrc" / "cuda" / "lltm_recurrence_kernel.cu")
 SANITIZERS = ("memcheck", "racecheck", "synccheck")
+PACKAGES = ("pytest", "expecttest", "hypothesis")
+
+
+def kill(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def kill_all(*_: Any) -> None:
+    """For SIGTERM: the children are in sessions of their own, and would go on."""
+    for group in running:
+        kill(group)
+    os._exit(128 + signal.SIGTERM)
 
 
 def finish(command: list[str], seconds: float, log: Path) -> int | str:
@@ -51,6 +66,7 @@ def finish(command: list[str], seconds: float, log: Path) -> int | str:
             )  # fmt: skip
         except OSError as error:
             return type(error).__name__
+        running.add(process.pid)
         try:
             return process.wait(seconds)
         except subprocess.TimeoutExpired as error:
@@ -59,8 +75,8 @@ def finish(command: list[str], seconds: float, log: Path) -> int | str:
                 process.wait(GRACE)
             return type(error).__name__
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            kill(process.pid)
+            running.discard(process.pid)
             # One that the driver holds is left behind.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(GRACE)
@@ -69,7 +85,7 @@ def finish(command: list[str], seconds: float, log: Path) -> int | str:
 def verdict(statuses: dict[str, Any]) -> dict[str, Any]:
     return {
         "ok": all(status == 0 for status in statuses.values()),
-        "summary": ", ".join(f"{name} {status}" for name, status in statuses.items()),
+        "summary": ", ".join(f"{name}: {status}" for name, status in statuses.items()),
         "statuses": statuses,
     }
 
@@ -132,11 +148,13 @@ def run_truth(folder: Path, seconds: float) -> dict[str, Any]:
     commands = Commands(folder, "truth", seconds)
     program = compile_program(commands, "check", *CHECK)
     right = True
+    # All have to run at once, and a multiprocessor runs one.
+    blocks = min(100, torch.cuda.get_device_properties(0).multi_processor_count)
     for repeat in range(20):
-        options = [f"--seed={1000 * repeat}", "--cases=20", "--units=1024", "--blocks=100"]
+        options = [f"--seed={1000 * repeat}", "--cases=20", "--units=1024", f"--blocks={blocks}"]
         right = right and commands.run(f"check {repeat}", [program, *options], 60)
     pytest = [sys.executable, "-m", "pytest", "-v", "-o", "faulthandler_timeout=60"]
-    # What hangs by itself hangs here, too.
+    # If the program failed, the tests of the recurrence may hang.
     chosen = [] if right else ["-k", "not recurrence"]
     commands.run("test_cuda.py", [*pytest, *chosen, "tests/test_cuda.py"])
     return verdict(commands.statuses)
@@ -152,7 +170,7 @@ def run_checkers(folder: Path, seconds: float) -> dict[str, Any]:
         command = [sanitizer, "--tool", tool, "--error-exitcode", "99"]
         command += ["--report-api-errors", "no", program]
         # Under some virtual machines it knows no device, which is no fault of the kernels.
-        if commands.run(f"{tool} of nothing", [*command, "--cases=0"], 30):
+        if commands.run(f"{tool} of one case", [*command, "--cases=1", "--units=32"], 30):
             commands.run(tool, [*command, "--cases=10", "--units=256"], 70)
     return verdict(commands.statuses)
 
@@ -196,14 +214,20 @@ def run_tests(folder: Path, seconds: float) -> dict[str, Any]:
 
 
 def run_scripts(commands: Commands, *scripts: list[str]) -> dict[str, Any]:
-    """Runs scripts of this folder one after the other; each writes its own figures."""
-    for script, *options in scripts:
+    """Runs scripts of this folder one after the other; each writes its own figures.
+
+    They share what is left of the time: one that hangs takes its own part of it.
+    """
+    for i, (script, *options) in enumerate(scripts):
         command = [sys.executable, str(BENCHMARKS / script), *options]
-        commands.run(" ".join([script, *options]), [*command, "--output", str(commands.folder)])
+        most = (commands.end - time.monotonic()) / (len(scripts) - i)
+        name = " ".join([script, *options])
+        commands.run(name, [*command, "--output", str(commands.folder)], most)
     return verdict(commands.statuses)
 
 
 def run_times(folder: Path, seconds: float) -> dict[str, Any]:
+    """The recurrence beside step by step and nn.LSTM, and what each of its parts costs."""
     commands = Commands(folder, "times", seconds)
     program = compile_program(commands, "ablations", BENCHMARKS / "ablations.cu")
     commands.run("ablations", [program], 60)
@@ -212,10 +236,12 @@ def run_times(folder: Path, seconds: float) -> dict[str, Any]:
 
 
 def run_probes(folder: Path, seconds: float) -> dict[str, Any]:
+    """Launches, barriers and exchanges, which bound the recurrence from below."""
     return run_scripts(Commands(folder, "probes", seconds), ["probes.py"])
 
 
 def run_benchmark(folder: Path, seconds: float) -> dict[str, Any]:
+    """Cell and layer beside what else PyTorch offers."""
     return run_scripts(
         Commands(folder, "benchmark", seconds),
         *(
@@ -239,10 +265,27 @@ PARTS: dict[str, tuple[Callable[[Path, float], dict[str, Any]], float]] = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
-    parser.add_argument("--output", type=Path, default=Path("build/gpu"), help="a folder")
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="parts:\n"
+        + "\n".join(
+            f"  {name:<10} {seconds:3.0f} s at most. {str(run.__doc__).splitlines()[0]}"
+            for name, (run, seconds) in PARTS.items()
+        ),
+    )
+    parser.add_argument(
+        "--parts", nargs="+", choices=list(PARTS), default=list(PARTS),
+        help="all in this order, unless given",
+    )  # fmt: skip
+    parser.add_argument(
+        "--output", type=Path, default=ROOT / "build" / "gpu",
+        help="the folder for logs and figures, build/gpu unless given",
+    )  # fmt: skip
     args = parser.parse_args()
+    lacking = [name for name in PACKAGES if find_spec(name) is None]
+    if lacking:
+        parser.error(f"expected the packages {' '.join(PACKAGES)}, but got no {' '.join(lacking)}")
     if not torch.cuda.is_available():
         parser.error(f"expected a GPU, but torch {torch.__version__} finds none")
     if lltm_ops.build_info()["cuda"] == "not built":
@@ -264,4 +307,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, kill_all)
     sys.exit(main())

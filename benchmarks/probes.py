@@ -1,4 +1,4 @@
-"""What a persistent recurrence on a GPU has to pay, and what cuDNN's costs: before one is written.
+"""What bounds the recurrence on a GPU from below, and what cuDNN's costs.
 
 Compiles and runs probes.cu (launches, barriers of the grid, exchanges in a cluster), then times
 nn.LSTM and names its kernels. Writes a JSON file.

@@ -1,4 +1,4 @@
-"""The recurrence on a GPU beside one kernel a step, and cuDNN's LSTM: microseconds a step.
+"""The recurrence on a GPU beside a GEMM and a kernel a step, and cuDNN's LSTM: microseconds a step.
 
 Each row is written as soon as it is measured, and one that fails is written as its error. Calls are
 replays of CUDA graphs.

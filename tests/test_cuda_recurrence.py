@@ -14,24 +14,29 @@ KERNEL = "cuda/lltm_recurrence.h"
 ADDRESS = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 THREAD = ["-O1", "-g", "-fsanitize=thread"]
 
-# Faults of the kernel: what is replaced by what, and with which sanitizer it is found.
+# Faults of the kernel: what is replaced by what, with which sanitizer it is found, what is said.
 MUTANTS = {
     "sums of two steps in one place": (
-        "shared + turn % 2 * kForwardSums<tiles>", "shared", THREAD,
+        "shared + turn % 2 * kForwardSums<tiles>", "shared", THREAD, "data race",
     ),
     "a look at the first word alone": (
         """words.word[0] != kSentinel && words.word[1] != kSentinel &&
       words.word[2] != kSentinel && words.word[3] != kSentinel""",
         "words.word[0] != kSentinel",
         [],
+        ", not ",
     ),
     "columns in another order": (
         "8 * lane.quad + 4 * half + i / 2 * 2", "8 * lane.quad + 2 * half + i / 2 * 4", [],
+        ", not ",
     ),
     "no bound of the batch": (
         "if (own < cursor.rows) {\n        waits", "{\n        waits", ADDRESS,
+        "heap-buffer-overflow",
     ),
-    "a row of another packed step": ("next.first_row -= next.rows", "next.first_row -= rows", []),
+    "a row of another packed step": (
+        "next.first_row -= next.rows", "next.first_row -= rows", [], "a word was published twice",
+    ),
 }  # fmt: skip
 # Faults of the machine, and what is said of them.
 PLANTS = {
@@ -73,7 +78,7 @@ def fails(command) -> str:
 
 
 def mutant_of(name: str, folder: Path) -> tuple[list[str], Path]:
-    old, new, flags = MUTANTS[name]
+    old, new, flags, _ = MUTANTS[name]
     source = (ROOT / "csrc" / KERNEL).read_text()
     assert source.count(old) == 1
     target = folder / KERNEL
@@ -116,7 +121,8 @@ def test_no_races(programs):
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_fault_of_the_kernel_is_found(programs, name):
-    fails([programs[name], "--cases=10", "--units=64", "--blocks=16"])
+    said = fails([programs[name], "--cases=10", "--units=64", "--blocks=16"])
+    assert MUTANTS[name][-1] in said
 
 
 @pytest.mark.parametrize("name", PLANTS)

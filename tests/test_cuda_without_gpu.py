@@ -218,7 +218,7 @@ needs_cuda_build = pytest.mark.skipif(
     ids=lambda sources: sources[0],
 )
 def test_programs_for_a_gpu_compile(tmp_path, sources):
-    """As benchmarks/gpu.py and probes.py compile them."""
+    """The options are those of benchmarks/gpu.py and probes.py."""
     program = tmp_path / "program"
     command = [f"{CUDA_HOME}/bin/nvcc", "-std=c++20", "-arch=sm_90", "-Werror", "all-warnings"]
     command += ["--expt-relaxed-constexpr", f"-I{ROOT / 'csrc'}", "-x", "cu", "-o", program]
@@ -265,11 +265,11 @@ def test_kernels_use_no_local_memory():
 
 @needs_cuda_build
 def test_the_recurrence_fits_a_multiprocessor():
-    """With 256 threads a block: one may have 255 registers."""
+    """166 to 202 by nvcc 13.0; at 255 they would begin to spill."""
     for part in dumped("--dump-resource-usage").values():
         registers = re.findall(r"Function \S*recurrence\S+:\s+REG:(\d+)", part)
         assert len(registers) == 12
-        assert all(int(count) <= 255 for count in registers)
+        assert all(int(count) <= 208 for count in registers)
 
 
 @needs_cuda_build

@@ -97,7 +97,10 @@ def test_a_command_that_is_late_ends_with_all_its_processes(gpu, tmp_path, monke
     )
     log = tmp_path / "log"
     assert gpu.finish([sys.executable, "-c", parent], 10, log) == "TimeoutExpired"
-    pid = int(log.read_text().split()[0])
+    assert_ends(int(log.read_text().split()[0]))
+
+
+def assert_ends(pid):
     deadline = time.monotonic() + 10
     while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
         if Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z":
@@ -105,6 +108,34 @@ def test_a_command_that_is_late_ends_with_all_its_processes(gpu, tmp_path, monke
         time.sleep(0.1)
     else:
         assert not Path(f"/proc/{pid}").exists()
+
+
+def test_sigterm_ends_what_was_begun(tmp_path):
+    """By a limit of time around the script."""
+    log = tmp_path / "log"
+    child = "import os, time; print(os.getpid(), flush=True); time.sleep(1000)"
+    code = (
+        "import pathlib, runpy, signal, sys\n"
+        f"gpu = runpy.run_path({str(SCRIPT)!r})\n"
+        "signal.signal(signal.SIGTERM, gpu['kill_all'])\n"
+        f"gpu['finish']([sys.executable, '-c', {child!r}], 1000, pathlib.Path({str(log)!r}))\n"
+    )
+    script = subprocess.Popen([sys.executable, "-c", code])
+    deadline = time.monotonic() + 60
+    while not (log.exists() and log.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    script.terminate()
+    assert script.wait(10) == 128 + 15
+    assert_ends(int(log.read_text()))
+
+
+def test_says_which_package_is_missing(gpu, monkeypatch, capsys):
+    monkeypatch.setattr(gpu, "PACKAGES", ("pytest", "not_there"))
+    monkeypatch.setattr(sys, "argv", ["gpu.py"])
+    with pytest.raises(SystemExit):
+        gpu.main()
+    said = capsys.readouterr().err
+    assert "expected the packages pytest not_there, but got no not_there" in said
 
 
 def test_a_report_is_written_when_time_is_over(gpu, tmp_path, monkeypatch):
@@ -126,7 +157,7 @@ def test_what_has_no_time_left_does_not_begin(gpu, tmp_path):
     commands = gpu.Commands(tmp_path, "part", 0)
     assert not commands.run("late", [sys.executable, "-c", "pass"])
     assert gpu.verdict(commands.statuses) == {
-        "ok": False, "summary": "late no time left", "statuses": {"late": "no time left"},
+        "ok": False, "summary": "late: no time left", "statuses": {"late": "no time left"},
     }  # fmt: skip
 
 

@@ -69,7 +69,6 @@ struct GpuMachine {
       const uint32_t (&weights)[4],
       uint32_t word0,
       uint32_t word1) const {
-    // Older GPUs never get here: see resident_blocks().
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
 #define LLTM_MMA(dtype)                                                      \
   asm volatile(                                                              \
@@ -88,6 +87,9 @@ struct GpuMachine {
       LLTM_MMA("f16");
     }
 #undef LLTM_MMA
+#else
+    // resident_blocks() refuses what was compiled for older GPUs.
+    __trap();
 #endif
   }
 };

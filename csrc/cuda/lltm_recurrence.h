@@ -10,9 +10,9 @@
 // owns 16 hidden units, and keeps their weights in registers. The blocks pass h
 // (backward: d_gates) to one another through the result itself: it is filled
 // with a sentinel before, each word is written once, and who needs a word reads
-// it until it is not the sentinel. No conversion to a half type makes those
-// bits, for it makes one NaN of all, with the sign or the lowest bits zero. So
-// the data are their own flags, and a step needs one barrier of the block.
+// it until it is not the sentinel. A conversion to a half type never makes
+// those bits: it turns every NaN into one, whose sign or lowest bits are zero.
+// So the data are their own flags, and a step needs one barrier of the block.
 //
 // The products are those of mma.m16n8k16: the 16 rows of its first operand are
 // hidden units, its 8 columns are rows of the batch. Eight warps divide the
@@ -269,8 +269,8 @@ LLTM_INLINE void publish(const Machine& machine, scalar_t* to, float value) {
 
 template <typename scalar_t>
 struct Forward : Arguments<scalar_t> {
-  // The steps of this launch: so many, from one on. The row before is the first
-  // one of the step that ran before it.
+  // This launch runs count steps, beginning at first. The row before is the
+  // first one of the step that ran before it.
   int32_t count;
   Cursor first;
   int64_t row_before;

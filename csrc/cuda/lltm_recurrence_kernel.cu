@@ -8,7 +8,7 @@ namespace lltm::recurrence {
 
 namespace {
 
-// One block of an SM, for a thread needs nearly all registers that it can have.
+// An SM runs one block: a thread needs over 128 registers, so two do not fit.
 template <int tiles, typename scalar_t>
 __global__ void __launch_bounds__(kThreads, 1)
     forward_kernel_device(const __grid_constant__ Forward<scalar_t> args) {
@@ -47,12 +47,13 @@ Kernel kernel_of(const Backward<scalar_t>&) {
 
 // How many blocks the current device runs at once; 0 if it cannot run any.
 int64_t resident_blocks(const Kernel& kernel) {
-  int device = 0, major = 0, cooperative = 0, processors = 0, blocks = 0;
+  int device = 0, cooperative = 0, processors = 0, blocks = 0;
+  cudaFuncAttributes compiled{};
   const auto ask = [&](int& value, cudaDeviceAttr attribute) {
     return cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess;
   };
   const bool answered = cudaGetDevice(&device) == cudaSuccess &&
-      ask(major, cudaDevAttrComputeCapabilityMajor) &&
+      cudaFuncGetAttributes(&compiled, kernel.function) == cudaSuccess &&
       ask(cooperative, cudaDevAttrCooperativeLaunch) &&
       ask(processors, cudaDevAttrMultiProcessorCount) &&
       cudaFuncSetAttribute(
@@ -65,8 +66,9 @@ int64_t resident_blocks(const Kernel& kernel) {
   if (!answered) {
     cudaGetLastError(); // or the next launch check would find it
   }
-  // mma.m16n8k16 is there from 8.0 on.
-  const bool can = answered && cooperative != 0 && major >= 8;
+  // mma.m16n8k16 is there from 8.0 on. A newer GPU may run what was compiled
+  // for an older one, and has none of it then.
+  const bool can = answered && cooperative != 0 && compiled.ptxVersion >= 80;
   return can ? int64_t(blocks) * processors : 0;
 }
 

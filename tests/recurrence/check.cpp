@@ -134,7 +134,7 @@ Case draw(
   drawn.write_gates = between(0, 2) > 0;
   drawn.transposed_weights = between(0, 1);
   drawn.odd_h0 = between(0, 3) == 0;
-  // Where gates are kept, one launch takes all steps.
+  // One launch takes all steps if gates are kept.
   drawn.steps_of_launch =
       drawn.write_gates ? drawn.steps : between(1, drawn.steps);
   if (between(0, 1)) {
