@@ -3,7 +3,7 @@
 Importing this makes ``torch.ops.lltm.*`` live: from Python, TorchScript, torch.compile and C++.
 """
 
-from lltm_ops import _dtensor, _fake_tensors, _library
+from lltm_ops import _dtensor, _fake_tensors
 from lltm_ops._library import build_info
 from lltm_ops._version import __version__
 from lltm_ops.cell import LLTMCell
@@ -16,7 +16,6 @@ from lltm_ops.functional import (
 )
 from lltm_ops.layer import LLTM
 
-_library.load()
 _fake_tensors.register()
 _dtensor.register()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import re
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -24,17 +25,17 @@ def _is_loaded() -> bool:
     return hasattr(torch.ops.lltm, "forward")
 
 
-def load() -> None:
-    """Makes ``torch.ops.lltm`` live, unless it is already.
+def load() -> Any:
+    """Makes ``torch.ops.lltm`` live, unless it is already, and returns it.
 
     Raises:
         ImportError: if there is no library for the running torch, or it does not load.
     """
     if _is_loaded():
-        return
+        return torch.ops.lltm
     if _extension.flag("LLTM_OPS_JIT"):
         _extension.load_just_in_time()
-        return
+        return torch.ops.lltm
     package = Path(__file__).parent
     name = _extension.library_name()
     library = next(package.glob(f"{name}.*so"), None)
@@ -58,6 +59,7 @@ def load() -> None:
             f"lltm_ops: {library} does not load with torch {torch.__version__} ({reason}): "
             f"{_REBUILD}"
         ) from error
+    return torch.ops.lltm
 
 
 def build_info() -> dict[str, str]:

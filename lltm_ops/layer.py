@@ -545,7 +545,7 @@ def _resets_of_reverse(resets: Tensor, batch_sizes: Optional[Tensor]) -> Tensor:
     steps = _step_of_row(ends, rows)
     next_rows = _range(ends, rows) + batch_sizes.index_select(0, steps)
     ends_of_next = F.pad(ends, [0, 1]).index_select(0, steps + 1)
-    # Where a sequence does not go on, the one row more, which is not reset.
+    # A sequence that does not go on takes the added last row, which is not reset.
     next_rows = next_rows.masked_fill(next_rows >= ends_of_next, rows)
     return F.pad(resets, [0, 1]).index_select(0, next_rows.to(resets.device))
 
@@ -565,7 +565,7 @@ def _step_of_row(ends: Tensor, rows: int) -> Tensor:
 
 
 def _range(like: Tensor, end: int) -> Tensor:
-    """As torch.arange, but of the kind of another tensor: a DTensor takes no plain ones."""
+    """Returns torch.arange(end), a DTensor if like is one: it does not mix with plain ones."""
     return like.new_ones([end]).cumsum(0) - 1
 
 

@@ -180,7 +180,7 @@ def _masked_sequence(
     input_directions: Sequence[int],
     output_directions: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
-    """Where a row does not run, it keeps its state: packed sequences begin late in reverse."""
+    """A row that does not run keeps its state: in reverse, packed sequences begin late."""
 
     size = op.Shape(h0, start=1)
 

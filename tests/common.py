@@ -33,7 +33,8 @@ each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 # (batch, input_features, state_size): ordinary, one of each, empty, odd, wider than a vector or a
 # block of threads; then what takes the CPU's products through each of their paths: few rows of the
-# batch and many, pairs of bfloat16 or not, more than one block of every dimension, and its rest.
+# batch and many, pairs of bfloat16 or not, more than one block of every dimension, and its rest;
+# rows of weights that are 4 KiB long.
 SHAPES = [
     (3, 5, 4),
     (1, 1, 1),
@@ -46,6 +47,7 @@ SHAPES = [
     (47, 300, 70),
     (300, 8, 64),
     (70, 334, 202),
+    (20, 1000, 24),
 ]
 each_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 
@@ -272,7 +274,7 @@ GROWTH = 10
 def assert_sequences_match(
     actual: Sequence[Tensor], expected: Sequence[Tensor], dtype: torch.dtype
 ) -> None:
-    """As assert_matches_float64, for results of many steps, or sums over them."""
+    """Compares results of many steps, or sums over them, by the size of the largest."""
     for ours, exact in zip(actual, expected, strict=True):
         assert ours.dtype == dtype
         scale = max(1.0, exact.abs().max().item()) if exact.numel() else 1.0

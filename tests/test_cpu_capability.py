@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 from common import (
+    SEQUENCE_SHAPES,
+    SHAPES,
     assert_matches_float64,
     backward_inputs,
     double,
@@ -28,7 +30,7 @@ from torch.utils.cpp_extension import include_paths
 import lltm_ops
 
 TESTS = Path(__file__).parent
-# As csrc/cpu/gemm.cpp asks.
+# csrc/cpu/gemm.cpp asks the same.
 HAS_BFLOAT16_PRODUCTS = "avx512_bf16" in Path("/proc/cpuinfo").read_text()
 # Derivatives of higher order run no other kernels than these, and sizes of 0 none.
 CHOSEN = (
@@ -155,6 +157,26 @@ def test_a_profile_says_which_path_a_call_took(dtype, onednn):
         inputs = sequence_backward_inputs(dtype=dtype, shape=(3, 3, 6, 4))
         found = paths(lambda: lltm_ops.sequence_backward(*inputs))
         assert found == {f"lltm::sequence_backward_{gemm}"}
+
+
+@each_dtype
+def test_the_shapes_of_the_tests_take_every_path(dtype):
+    taken = set()
+    for shape in SHAPES:
+        inputs = sample_inputs(dtype=dtype, shape=shape)
+        taken |= paths(lambda i=inputs: lltm_ops.forward(*i))
+    for shape in SEQUENCE_SHAPES:
+        inputs = sequence_inputs(dtype=dtype, shape=shape)
+        taken |= paths(lambda i=inputs: lltm_ops.sequence_forward(*i))
+    expected = {
+        "forward_dot",
+        "forward_gemm",
+        "sequence_forward_step_by_step",
+        "sequence_forward_gemm",
+    }
+    if dtype == torch.bfloat16 and HAS_BFLOAT16_PRODUCTS:
+        expected |= {"forward_gemm_bfloat16", "sequence_forward_gemm_bfloat16"}
+    assert taken == {f"lltm::{name}" for name in expected}
 
 
 @each_dtype

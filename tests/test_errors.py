@@ -92,7 +92,7 @@ BACKWARD_SPECIAL_CASES = {
     "weights sparse": replace("weights", lambda t: t.to_sparse()),
     "grad_cell nested": replace("grad_cell", nested),
 }
-# Where the dispatcher, not the shape, is the difficulty; not expressible everywhere.
+# They trouble the dispatcher, not the checks of shapes; not every path can express them.
 SPECIAL_CASES = {
     "input None": replace("input", lambda t: None),
     "bias None": replace("bias", lambda t: None),

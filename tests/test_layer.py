@@ -467,7 +467,7 @@ def test_layer_norm_is_its_formula():
 
 
 def test_layer_norm_keeps_its_output_in_scale():
-    """Where the cell state of an LLTM, which forgets nothing, only grows."""
+    """The LLTM forgets nothing, and its cell state only grows here."""
     input = torch.randn(2000, 1, 5) + 1
     plain, normalised = (lltm_ops.LLTM(5, 64, layer_norm=norm) for norm in (False, True))
     with torch.no_grad():

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 
 // What the kernels choose: which path a call takes, sizes of blocks, and how
 // long work is expected to take. Results differ by rounding at most.
@@ -17,6 +18,26 @@
 // 32 KiB in 8 ways and 1 MiB, the Xeon 48 KiB in 12 ways, 2 MiB, and a slow L3.
 // The roof is that of docs/performance.md.
 namespace lltm {
+
+// Caches of a core.
+
+inline int64_t l1_ways() {
+#if defined(_SC_LEVEL1_DCACHE_ASSOC)
+  static const int64_t ways = sysconf(_SC_LEVEL1_DCACHE_ASSOC);
+  return ways > 0 ? ways : 8;
+#else
+  return 8;
+#endif
+}
+
+inline int64_t l2_bytes() {
+#if defined(_SC_LEVEL2_CACHE_SIZE)
+  static const int64_t bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
+  return bytes > 0 ? bytes : 1 << 20;
+#else
+  return 1 << 20;
+#endif
+}
 
 // How long work takes, to decide how many threads it is worth. Zen 5.
 
@@ -42,9 +63,10 @@ inline int64_t grain_size(int64_t nanoseconds_per_task) {
 
 // Products of blocks.
 
-// Terms of one chain of additions: over 768 it has 2.5 times the error of
-// PyTorch's products, and B falls out of the cache. Zen 5.
-constexpr int64_t kMaxK = 256;
+// Terms of one chain of additions. The error stays below twice that of
+// PyTorch's products: over 768 it has 2.5 times theirs. With 512 the cell at
+// 256x1024x1024 and sequences take 2 % less time than with 256, on Zen 4.
+constexpr int64_t kMaxK = 512;
 // Rows of C in a call: few sizes, for oneDNN generates a kernel for each.
 constexpr int64_t kMaxRowsOfACall = 128;
 // Up to so many rows of A, vectors of our own stream B faster: at 210 GB/s from
@@ -55,31 +77,42 @@ constexpr int64_t kStreamedVectors = 3;
 
 // The cell forward.
 
+// Whether rows, which lie so many bytes apart, fall on the same sets of the L1
+// cache: about a multiple of 4 KiB.
+inline bool rows_collide(int64_t row_bytes) {
+  constexpr int64_t kCacheLine = 64;
+  return row_bytes > kCacheLine &&
+      (row_bytes + kCacheLine) % 4096 <= 2 * kCacheLine;
+}
+
 // Whether the batch is so small that the weights are better multiplied as they
-// lie, with all rows of the batch at once, than the batch packed. Rows of
-// weights that lie about a multiple of 4 KiB apart fall on the same sets of the
-// L1 cache, which only products wider than 16 make up for. Zen 5.
+// lie, with all rows of the batch at once, than the batch packed. Only products
+// wider than 16 make up for rows that collide. Zen 5.
 constexpr int64_t kMaxDotBatch = 16;
 inline bool is_dot_faster(const CellSizes& sizes, int64_t element_size) {
-  constexpr int64_t kCacheLine = 64;
-  const auto row_bytes = sizes.features() * element_size;
-  const bool rows_collide = row_bytes > kCacheLine &&
-      (row_bytes + kCacheLine) % 4096 <= 2 * kCacheLine;
-  return sizes.batch <= (rows_collide ? kMaxDotBatch : kMaxDotBatch / 2);
+  const bool collide = rows_collide(sizes.features() * element_size);
+  return sizes.batch <= (collide ? kMaxDotBatch : kMaxDotBatch / 2);
 }
 // Hidden units of a block then; and rows of weights that all of more than four
 // rows of the batch take in turn, while they lie in the cache.
 constexpr int64_t kDotUnits = 48;
 constexpr int64_t kDotRows = 24;
 
-// Rows of the batch that are packed side by side. 32 at 256x1024x1024 reaches
-// 77 % of the roof on Zen 4 (64: 91 %, with the sizes below 93 %), and 89 on
-// the Xeon (95); elsewhere they are within 2 %.
+// Rows of the batch that are packed side by side. At 256x1024x1024, 64 reach
+// 96 % of the roof on Zen 4 (32: 80), and 95 on the Xeon (89); elsewhere they
+// are within 2 %.
 constexpr int64_t kPanelWidth = 64;
+// Rows of weights that a call multiplies with one panel. With up to 32 columns
+// oneDNN reads some 12 rows side by side, and if they collide in a cache of 8
+// ways, calls of few rows lose less: 32x512x512 on Zen 4 reaches 92 % of the
+// roof (80 in one call). Zen 5 reaches 90 % in one call, with 12 ways.
+inline int64_t rows_of_weights_in_a_call(int64_t row_bytes, int64_t width) {
+  return width <= 32 && l1_ways() <= 8 && rows_collide(row_bytes)
+      ? 16
+      : std::numeric_limits<int64_t>::max();
+}
 // Products of a gate that a block computes for one panel.
 constexpr int64_t kProductsOfAGate = 4096;
-// Twice the K of other products: the error stays below twice that of PyTorch's.
-constexpr int64_t kForwardMaxK = 2 * kMaxK;
 // The products of so many panels are kept until the last K.
 constexpr int64_t kMaxPanelsPerTask = 8;
 // Hidden units of a block, at most.
@@ -120,25 +153,14 @@ constexpr int64_t backward_panel(int64_t state_size) {
 // fit in L1, for gates of few rows have little to do at once.
 constexpr int64_t kProductsInL1 = 4096;
 
-// Bytes of a core's L2 cache.
-inline int64_t l2_cache() {
-#if defined(_SC_LEVEL2_CACHE_SIZE)
-  static const int64_t bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
-  return bytes > 0 ? bytes : 1 << 20;
-#else
-  return 1 << 20;
-#endif
-}
-
-// Vectors of hidden units of a block. Two, which the compiler makes more of
-// than of one. Narrower blocks of weights leave more of L1 to the rows that
-// they are multiplied with: with AVX-512 and a L2 of 2 MiB 64x64x256x512 takes
-// 7 % less time with one, 77x12x96x192 takes 2 % more. With AVX2 it takes 15 %
-// more. Smaller caches were not measured.
+// Vectors of hidden units of a block. Narrow blocks of weights leave more of L1
+// to the rows that they are multiplied with: with AVX-512, 64x64x256x512 takes
+// 7 % less time with one vector than with two on the Xeon, 3 % less on Zen 4,
+// and 20x64x1024x1024 takes 12 % less there. With AVX2 it takes 15 % more, and
+// so do gates of few rows. Not measured on Zen 5.
 inline int64_t vectors_of_a_block(int64_t batch) {
-  static const bool one_may_be_faster =
-      at::get_cpu_capability() == "AVX512" && l2_cache() >= 2 << 20;
-  return one_may_be_faster && batch >= 16 ? 1 : 2;
+  static const bool one_is_faster = at::get_cpu_capability() == "AVX512";
+  return one_is_faster && batch >= 16 ? 1 : 2;
 }
 
 // Rows of the batch that each thread must have to take all weights by itself:

@@ -13,7 +13,7 @@
 #include <algorithm>
 #include <type_traits>
 
-// The backward step.
+// The products of the backward step, and of those of a sequence.
 namespace lltm {
 
 // A block of C in scalar_t by way of opmath_t: in place if they are one.
@@ -261,42 +261,5 @@ class BackwardColumns {
   const int64_t features_ = sizes_.features();
   const int64_t size_k_ = d_gates_.ld_rows;
 };
-
-template <typename scalar_t, typename gemm_t>
-void backward_gemm(const BackwardArguments<scalar_t>& a) {
-  const auto rows = 3 * a.state_size;
-  const bool wants_rows = a.d_input != nullptr || a.d_old_h != nullptr;
-  const bool wants_columns = a.d_weights != nullptr || a.d_bias != nullptr;
-  const auto ld_rows = round_up(rows, kPair<gemm_t>);
-  const auto batch = padded_batch<gemm_t>(a.batch);
-  const Scratch<gemm_t> row_scratch(wants_rows ? a.batch * ld_rows : 0);
-  const Scratch<gemm_t> column_scratch(wants_columns ? rows * batch : 0);
-  const GateGradients<gemm_t> d_gates{
-      wants_rows ? row_scratch.data() : nullptr,
-      ld_rows,
-      wants_columns ? column_scratch.data() : nullptr,
-      rows,
-      batch};
-  d_gates.zero_padding(a.batch);
-  backward_pointwise(a, d_gates);
-  if (a.d_bias != nullptr) {
-    sum_columns(d_gates, a.batch, a.d_bias, false);
-  }
-  if (a.d_weights != nullptr) {
-    BackwardWeights<scalar_t, gemm_t, scalar_t>(
-        a, d_gates, a.old_h, a.input, a.d_weights, false)
-        .run();
-  }
-  if (a.d_old_h != nullptr) {
-    BackwardColumns<scalar_t, gemm_t>(
-        a, d_gates, a.weights, 0, a.state_size, a.d_old_h)
-        .run();
-  }
-  if (a.d_input != nullptr) {
-    BackwardColumns<scalar_t, gemm_t>(
-        a, d_gates, a.weights, a.state_size, a.input_features, a.d_input)
-        .run();
-  }
-}
 
 } // namespace lltm

@@ -1,10 +1,10 @@
 #pragma once
 
-#include "cpu/cell_sizes.h"
 #include "cpu/choices.h"
 #include "cpu/convert.h"
 #include "cpu/gemm.h"
 #include "cpu/lanes.h"
+#include "cpu/lltm_backward.h"
 #include "cpu/pack.h"
 #include "cpu/scratch.h"
 #include "cpu/vectorize.h"
@@ -19,23 +19,6 @@
 // What precedes the products of the backward step: the gradients of the
 // pre-activations, and those of bias and old_cell.
 namespace lltm {
-
-// On raw pointers to contiguous memory. Gradients that are null are not wanted.
-template <typename scalar_t>
-struct BackwardArguments : CellSizes {
-  const scalar_t* grad_h;
-  const scalar_t* grad_cell;
-  const scalar_t* new_cell;
-  const scalar_t* gates;
-  const scalar_t* input;
-  const scalar_t* weights;
-  const scalar_t* old_h;
-  scalar_t* d_input;
-  scalar_t* d_weights;
-  scalar_t* d_bias;
-  scalar_t* d_old_h;
-  scalar_t* d_old_cell;
-};
 
 // The gradients of the pre-activations as the products need them. Either may be
 // null: rows [batch, ld_rows] for those with weights; columns, the transpose,

@@ -53,7 +53,7 @@ class ForwardDot {
   }
 
   void one_block(int64_t first_unit, opmath_t* converted) const {
-    opmath_t activations[kMaxDotBatch * 3 * kDotUnits];
+    opmath_t products[kMaxDotBatch * 3 * kDotUnits];
     const auto units = std::min(kDotUnits, a_.state_size - first_unit);
     const auto rows_in_turn = kConverts || a_.batch > 4 ? kDotRows : kDotUnits;
     for (int64_t gate = 0; gate < 3; ++gate) {
@@ -65,12 +65,12 @@ class ForwardDot {
             rows_of_weights(row, rows, converted),
             rows,
             features_,
-            activations + gate * kDotUnits + unit,
+            products + gate * kDotUnits + unit,
             3 * kDotUnits);
       }
     }
-    vectorized<ForwardRows<scalar_t>>()(
-        {{a_, 0, first_unit, units}, activations, kDotUnits}, 0, a_.batch);
+    forward_pointwise<scalar_t>(
+        a_, {products, kDotUnits, 0, a_.batch, first_unit, first_unit + units});
   }
 
   const opmath_t*

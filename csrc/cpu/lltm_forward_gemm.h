@@ -16,31 +16,25 @@
 // The forward step for many rows of the batch.
 namespace lltm {
 
-// From products [3, units, ld] of a panel, one column per row of the batch.
-template <typename scalar_t>
-struct ForwardPanel {
-  using opmath_t = at::opmath_type<scalar_t>;
-
-  ForwardBlock<scalar_t> block;
-  const opmath_t* products;
+// Products [3, units, ld], one column per row of the batch, for kVector rows:
+// to [kVector, 3, padded units].
+template <typename opmath_t>
+struct TransposeProducts {
+  const opmath_t* from;
+  int64_t units;
   int64_t ld;
+  opmath_t* to;
 
+  // Gates.
   C10_ALWAYS_INLINE void operator()(int64_t begin, int64_t end) const {
-    alignas(64) opmath_t activations[kVector * 3 * kMaxUnits];
-    const auto units = round_up(block.units, kVector);
-    for (int64_t row = begin; row < end; row += kVector) {
-      for (int64_t gate = 0; gate < 3; ++gate) {
-        for (int64_t unit = 0; unit < units; unit += kVector) {
-          transpose_tile(
-              products + (gate * block.units + unit) * ld + row,
-              ld,
-              activations + gate * units + unit,
-              3 * units);
-        }
-      }
-      const auto rows = std::min(kVector, end - row);
-      for (int64_t i = 0; i < rows; ++i) {
-        block.write_row(row + i, activations + i * 3 * units, units);
+    const auto padded = round_up(units, kVector);
+    for (int64_t gate = begin; gate < end; ++gate) {
+      for (int64_t unit = 0; unit < units; unit += kVector) {
+        transpose_tile(
+            from + (gate * units + unit) * ld,
+            ld,
+            to + gate * padded + unit,
+            3 * padded);
       }
     }
   }
@@ -75,8 +69,7 @@ class ForwardGemm {
           const Scratch<opmath_t> products(
               3 * units_ * kPanelWidth * (panels_per_task_ + 1) +
               kVector * 2 * kPanelWidth);
-          const Scratch<gemm_t> converted(
-              kConverts ? 3 * units_ * kForwardMaxK : 0);
+          const Scratch<gemm_t> converted(kConverts ? 3 * units_ * kMaxK : 0);
           for (int64_t task = begin; task < end; ++task) {
             one_block(
                 task / panel_blocks * units_,
@@ -122,9 +115,9 @@ class ForwardGemm {
 
   // [old_h, input].T in panels [features, width].
   void pack() {
-    const auto chunks = (features_ + kForwardMaxK - 1) / kForwardMaxK;
+    const auto chunks = (features_ + kMaxK - 1) / kMaxK;
     const auto nanoseconds =
-        std::min(features_, kForwardMaxK) * width(0) / kPackedPerNanosecond;
+        std::min(features_, kMaxK) * width(0) / kPackedPerNanosecond;
     at::parallel_for(
         0,
         panels_ * chunks,
@@ -132,8 +125,8 @@ class ForwardGemm {
         [&](int64_t begin, int64_t end) {
           for (int64_t task = begin; task < end; ++task) {
             const auto panel = task / chunks;
-            const auto first = task % chunks * kForwardMaxK;
-            const auto last = std::min(first + kForwardMaxK, features_);
+            const auto first = task % chunks * kMaxK;
+            const auto last = std::min(first + kMaxK, features_);
             pack(panel, first, last, a_.old_h, 0, a_.state_size);
             pack(
                 panel, first, last, a_.input, a_.state_size, a_.input_features);
@@ -176,8 +169,8 @@ class ForwardGemm {
     const auto end_panel = std::min(panels_, first_panel + panels_per_task_);
     // The rows of the gates follow one another where a block has all units.
     const auto gates = units == a_.state_size ? 3 : 1;
-    for (int64_t k = 0; k < features_; k += kForwardMaxK) {
-      const auto size_k = std::min(kForwardMaxK, features_ - k);
+    for (int64_t k = 0; k < features_; k += kMaxK) {
+      const auto size_k = std::min(kMaxK, features_ - k);
       for (int64_t gate = 0; gate < 3; gate += gates) {
         const auto* weights =
             a_.weights + (gate * a_.state_size + first_unit) * features_ + k;
@@ -192,9 +185,8 @@ class ForwardGemm {
           A = weights;
         }
         for (int64_t panel = first_panel; panel < end_panel; ++panel) {
-          gemm<gemm_t>(
+          multiply(
               gates * units,
-              width(panel),
               size_k,
               A,
               kConverts ? size_k : features_,
@@ -202,18 +194,63 @@ class ForwardGemm {
               width(panel),
               products + 3 * units * (panel - first_panel) * kPanelWidth +
                   gate * units * width(panel),
-              width(panel),
               k > 0);
         }
       }
     }
     for (int64_t panel = first_panel; panel < end_panel; ++panel) {
-      vectorized<ForwardPanel<scalar_t>>()(
-          {{a_, panel * kPanelWidth, first_unit, units},
-           products + 3 * units * (panel - first_panel) * kPanelWidth,
-           width(panel)},
-          0,
-          rows(panel));
+      write_panel(
+          panel,
+          first_unit,
+          units,
+          products + 3 * units * (panel - first_panel) * kPanelWidth);
+    }
+  }
+
+  void write_panel(
+      int64_t panel,
+      int64_t first_unit,
+      int64_t units,
+      const opmath_t* products) const {
+    alignas(64) opmath_t rows_of_products[kVector * 3 * kMaxUnits];
+    for (int64_t row = 0; row < rows(panel); row += kVector) {
+      vectorized<TransposeProducts<opmath_t>>()(
+          {products + row, units, width(panel), rows_of_products}, 0, 3);
+      forward_pointwise<scalar_t>(
+          a_,
+          {rows_of_products,
+           round_up(units, kVector),
+           panel * kPanelWidth + row,
+           std::min(kVector, rows(panel) - row),
+           first_unit,
+           first_unit + units});
+    }
+  }
+
+  // C [rows, width] = A [rows, size_k] @ B [size_k, width]
+  void multiply(
+      int64_t rows,
+      int64_t size_k,
+      const gemm_t* A,
+      int64_t lda,
+      const gemm_t* B,
+      int64_t width,
+      opmath_t* C,
+      bool accumulate) const {
+    const auto at_once =
+        std::min(rows, rows_of_weights_in_a_call(lda * sizeof(gemm_t), width));
+    for (int64_t row = 0; row < rows; row += at_once) {
+      gemm<gemm_t>(
+          std::min(at_once, rows - row),
+          width,
+          size_k,
+          A + row * lda,
+          lda,
+          B,
+          width,
+          C + row * width,
+          width,
+          accumulate);
     }
   }
 

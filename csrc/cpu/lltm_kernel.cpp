@@ -1,14 +1,11 @@
 #include "cpu/empty_gradients.h"
-#include "cpu/gemm.h"
-#include "cpu/lltm_backward_gemm.h"
+#include "cpu/lltm_backward.h"
 #include "cpu/lltm_forward.h"
 #include "ops/lltm.h"
 #include "ops/lltm_checks.h"
 
 #include <ATen/Dispatch.h>
-#include <ATen/OpMathType.h>
 #include <ATen/ops/empty.h>
-#include <ATen/record_function.h>
 #include <torch/library.h>
 
 namespace lltm {
@@ -67,18 +64,6 @@ ForwardResult forward_kernel(
   auto [new_h, new_cell, gates] =
       forward_kernel_impl<false>(input, weights, bias, old_h, old_cell);
   return {std::move(new_h), std::move(new_cell)};
-}
-
-template <typename scalar_t>
-void backward_step(const BackwardArguments<scalar_t>& arguments) {
-  if constexpr (kPair<scalar_t> == 2) {
-    if (has_bfloat16_gemm()) {
-      RECORD_USER_SCOPE("lltm::backward_gemm_bfloat16");
-      return backward_gemm<scalar_t, scalar_t>(arguments);
-    }
-  }
-  RECORD_USER_SCOPE("lltm::backward_gemm");
-  backward_gemm<scalar_t, at::opmath_type<scalar_t>>(arguments);
 }
 
 BackwardResult backward_kernel(

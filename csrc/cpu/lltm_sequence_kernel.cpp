@@ -1,69 +1,16 @@
 #include "cpu/empty_gradients.h"
-#include "cpu/gemm.h"
-#include "cpu/lltm_forward.h"
 #include "cpu/lltm_sequence_backward.h"
 #include "cpu/lltm_sequence_forward.h"
-#include "cpu/scratch.h"
-#include "cpu/sequence_states.h"
 #include "ops/lltm_sequence.h"
 #include "ops/lltm_sequence_checks.h"
 #include "ops/sequence_steps.h"
 
 #include <ATen/Dispatch.h>
-#include <ATen/OpMathType.h>
-#include <ATen/record_function.h>
 #include <torch/library.h>
 
 namespace lltm {
 
 namespace {
-
-// With weights as they lie, as a loop over the cell.
-template <typename scalar_t>
-void forward_step_by_step(const SequenceForwardArguments<scalar_t>& a) {
-  const auto size = a.state_size;
-  const OldStates<scalar_t> h{a.steps, size, a.output, a.h0, a.resets};
-  const OldStates<scalar_t> cell{a.steps, size, a.cells, a.c0, a.resets};
-  const UnroundedCells<scalar_t> unrounded_cells(a.batch, size, a.c0);
-  const Scratch<scalar_t> scratch(2 * a.batch * size);
-  for (size_t i = 0; i < a.steps.size(); ++i) {
-    const auto [row, rows, carried] = a.steps[i];
-    unrounded_cells.reset(h, i, 0, rows, 0, size);
-    forward_step<scalar_t>({
-        {rows, a.input_features, size},
-        a.input + row * a.input_features,
-        a.weights,
-        a.bias,
-        h.rows(i, 0, rows, scratch.data()),
-        unrounded_cells.kAny
-            ? nullptr
-            : cell.rows(i, 0, rows, scratch.data() + a.batch * size),
-        a.output + row * size,
-        a.cells + row * size,
-        a.gates == nullptr ? nullptr : a.gates + row * 3 * size,
-        unrounded_cells.before(i, 0),
-        unrounded_cells.after(i, 0),
-    });
-  }
-}
-
-template <typename scalar_t>
-void forward_all_steps(const SequenceForwardArguments<scalar_t>& arguments) {
-  if (arguments.steps.size() < kStepsWorthPacking) {
-    RECORD_USER_SCOPE("lltm::sequence_forward_step_by_step");
-    return forward_step_by_step(arguments);
-  }
-  if constexpr (kPair<scalar_t> == 2) {
-    const bool whole_pairs =
-        arguments.state_size % 2 == 0 && arguments.input_features % 2 == 0;
-    if (whole_pairs && has_bfloat16_gemm()) {
-      RECORD_USER_SCOPE("lltm::sequence_forward_gemm_bfloat16");
-      return SequenceForward<scalar_t, scalar_t>(arguments).run();
-    }
-  }
-  RECORD_USER_SCOPE("lltm::sequence_forward_gemm");
-  SequenceForward<scalar_t, at::opmath_type<scalar_t>>(arguments).run();
-}
 
 const uint8_t* bytes_or_null(const at::Tensor& resets) {
   return resets.defined() ? static_cast<const uint8_t*>(resets.const_data_ptr())
@@ -109,7 +56,7 @@ ForwardWithGatesResult sequence_forward_kernel_impl(
       input.scalar_type(),
       "lltm_sequence_forward_cpu",
       [&] {
-        forward_all_steps<scalar_t>({
+        sequence_forward_steps<scalar_t>({
             {h0.size(0), input.size(-1), state_size},
             steps,
             batch_sizes.has_value(),
@@ -139,18 +86,6 @@ ForwardResult sequence_forward_kernel(
   auto [output, cells, gates] = sequence_forward_kernel_impl<false>(
       input, weights, bias, h0, c0, batch_sizes, reverse, resets);
   return {std::move(output), std::move(cells)};
-}
-
-template <typename scalar_t>
-void backward_all_steps(const SequenceBackwardArguments<scalar_t>& arguments) {
-  if constexpr (kPair<scalar_t> == 2) {
-    if (has_bfloat16_gemm()) {
-      RECORD_USER_SCOPE("lltm::sequence_backward_gemm_bfloat16");
-      return SequenceBackward<scalar_t, scalar_t>(arguments).run();
-    }
-  }
-  RECORD_USER_SCOPE("lltm::sequence_backward_gemm");
-  SequenceBackward<scalar_t, at::opmath_type<scalar_t>>(arguments).run();
 }
 
 BackwardResult sequence_backward_kernel(
@@ -200,7 +135,7 @@ BackwardResult sequence_backward_kernel(
       input.scalar_type(),
       "lltm_sequence_backward_cpu",
       [&] {
-        backward_all_steps<scalar_t>({
+        sequence_backward_steps<scalar_t>({
             {h0.size(0), input.size(-1), state_size},
             steps,
             batch_sizes.has_value(),

@@ -77,7 +77,7 @@ def arithmetic_of(case: Case) -> reference.Arithmetic:
 
 @dataclass(frozen=True)
 class Packing:
-    """Where the rows of packed data lie in [time, batch]."""
+    """The rows of packed data have these places in [time, batch]."""
 
     batch_sizes: list[int]
     places: tuple[Tensor, Tensor]

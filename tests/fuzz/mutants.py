@@ -57,13 +57,13 @@ MUTANTS = [
     ),
     Mutant(
         "a gradient that passes a reset",
-        "csrc/cpu/lltm_sequence_backward.h",
+        "csrc/cpu/lltm_sequence_backward.cpp",
         "std::fill_n(d_cell_.data() + at, units, opmath_t(0));",
         "",
     ),
     Mutant(
         "a row bound off by one",
-        "csrc/cpu/lltm_sequence_backward.h",
+        "csrc/cpu/lltm_sequence_backward.cpp",
         "rows.end = std::min(rows.end, a_.steps[step].rows);",
         "rows.end = std::min(rows.end, a_.steps[step].rows - 1);",
     ),
@@ -87,7 +87,7 @@ MUTANTS = [
     ),
     Mutant(
         "a lost accumulation over chunks",
-        "csrc/cpu/lltm_sequence_backward.h",
+        "csrc/cpu/lltm_sequence_backward.cpp",
         "multiply(*chunk, d_gates, old_h.data(), sums, chunk != chunks_.rbegin());",
         "multiply(*chunk, d_gates, old_h.data(), sums, false);",
     ),
@@ -111,9 +111,9 @@ MUTANTS = [
     ),
     Mutant(
         "the wrong order of gates in one path",
-        "csrc/cpu/lltm_forward_pointwise.h",
-        "from.bias[gate * from.state_size + i];",
-        "from.bias[(2 - gate) * from.state_size + i];",
+        "csrc/cpu/lltm_forward_pointwise.cpp",
+        "exists ? from.bias[gate * from.state_size + i] : scalar_t(0);",
+        "exists ? from.bias[(2 - gate) * from.state_size + i] : scalar_t(0);",
     ),
     Mutant(
         "a lost tail of bfloat16",
@@ -137,7 +137,7 @@ MUTANTS = [
         "two results that are one",
         "csrc/ops/lltm_sequence_composite.cpp",
         "(steps.empty() ? d_c0.clone() : d_c0)",
-        "(steps.empty() ? d_h : d_c0)",
+        "(steps.empty() ? d_h0 : d_c0)",
     ),
     Mutant(
         "directions that change places",

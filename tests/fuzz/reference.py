@@ -135,7 +135,7 @@ class Arithmetic:
         return self.results if rounds else self.opmath
 
     def store(self, a: Bounded) -> Bounded:
-        """As a result, or as the h that the next step begins with."""
+        """Rounds to what a result is, and the h that the next step begins with."""
         return a if self.results == self.opmath else self._round(a, self.results)
 
     def factor(self, a: Bounded) -> Bounded:
