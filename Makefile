@@ -27,7 +27,7 @@ PYTHON := $(VENV)/bin/python
 BUILT := $(VENV)/.built
 endif
 
-.PHONY: help demo distributed test fuzz mutants recurrence sanitize soak bench scaling sweep lengths onnx extra-onnx lint format cuda-check wheel compat gpu clean in-place FORCE
+.PHONY: help demo distributed test fuzz mutants recurrence sanitize soak bench scaling sweep lengths aarch64 onnx extra-onnx lint format cuda-check wheel compat gpu clean in-place FORCE
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -69,6 +69,9 @@ sanitize: $(BUILT)  ## library and tests with AddressSanitizer, UBSan and Thread
 recurrence: $(BUILT)  ## the recurrence for GPUs in the emulator, at 1024 units on 128 blocks
 	$(PYTHON) -m pytest tests/test_cuda_recurrence.py --at-full-size
 
+aarch64: $(BUILT)  ## compile for 64-bit ARM, and run the tests of the operators in QEMU; AARCH64_ARGS for pytest
+	tests/aarch64/run $(PYTHON) $(AARCH64_ARGS)
+
 soak: $(BUILT)  ## an hour of calls, threads, errors, forks and signals; SOAK_ARGS=--help
 	$(PYTHON) tests/soak.py $(SOAK_ARGS)
 
@@ -108,6 +111,8 @@ compat:  ## run the CPU tests on the oldest and the newest supported torch
 	FORCE_CPU=1 $(MAKE) test VENV=.venv-cuda TORCH=$(OLDEST_TORCH)
 	FORCE_CPU=1 $(MAKE) test VENV=.venv-newest TORCH=$(NEWEST_TORCH)
 
+# A wait without end is an error then, not a hang.
+gpu: export NVCC_APPEND_FLAGS ?= -DLLTM_BOUND_WAITS
 gpu: export CUDA_HOME ?= /usr/local/cuda
 gpu:  ## on a machine with a GPU: tests, compute-sanitizer, times, with the torch of python3; GPU_ARGS=--help
 	$(MAKE) in-place PYTHON=python3
