@@ -144,7 +144,9 @@ def run(
     measure_shape: Callable[[tuple[int, ...], argparse.Namespace, tqdm], list[dict[str, Any]]],
 ) -> None:
     """Measures all shapes with each number of threads; prints, writes and draws the figures."""
-    timing.load_native()
+    # A minute of compiling: a peer of the cell, and the roofs of a CPU.
+    if name == "cell" or args.device == "cpu":
+        timing.load_native()
     timing.settle_allocator()
     threads = args.threads if args.device == "cpu" else [1]
     described = timing.describe(args.device, args.dtype) | {"title": title, "rounds": args.rounds}

@@ -78,6 +78,8 @@ class OnnxLSTM(nn.Module):
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
+        # Or its threads spin on after a run, on the cores of whoever is timed next.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
         self.session = onnxruntime.InferenceSession(model.SerializeToString(), options)
 
     def forward(self, input: Tensor) -> tuple[Tensor]:
