@@ -109,7 +109,7 @@ def backward_inputs(
 
 
 # (time, batch, input_features, state_size): as SHAPES, and so many steps that they take more than
-# one chunk, so many rows that threads divide them.
+# one chunk, so many rows that threads divide them, so many units that weights do not fit in caches.
 SEQUENCE_SHAPES = [
     (5, 3, 5, 4),
     (1, 1, 1, 1),
@@ -121,6 +121,7 @@ SEQUENCE_SHAPES = [
     (7, 17, 6, 40),
     (1100, 1, 2, 33),
     (20, 40, 8, 270),
+    (8, 2, 5, 1100),
 ]
 # Packed or not, in both directions, with resets or without.
 SEQUENCE_KINDS = list(itertools.product(("padded", "packed"), (False, True), (False, True)))

@@ -61,12 +61,15 @@ class ForwardDot {
         const auto rows = std::min(rows_in_turn, units - unit);
         const auto row = gate * a_.state_size + first_unit + unit;
         dot(a_.batch,
-            x_.data(),
-            rows_of_weights(row, rows, converted),
             rows,
             features_,
+            x_.data(),
+            features_,
+            rows_of_weights(row, rows, converted),
+            features_,
             products + gate * kDotUnits + unit,
-            3 * kDotUnits);
+            3 * kDotUnits,
+            false);
       }
     }
     forward_pointwise<scalar_t>(

@@ -125,6 +125,9 @@ struct ForwardPointwise {
     for (auto unit = p.first_unit; unit < p.end_unit; unit += p.ld) {
       const auto size = std::min(p.ld, p.end_unit - unit);
       for (int64_t row = begin; row < end; ++row) {
+        if (p.to_next_block != 0) {
+          prefetch<write_gates, unrounded>(row, unit + p.to_next_block);
+        }
         write_units<write_gates, unrounded>(
             units<write_gates, unrounded>(row, unit, block + row * 3 * p.ld),
             size);
@@ -152,6 +155,25 @@ struct ForwardPointwise {
         unrounded ? a.unrounded_old_cell + at : nullptr,
         unrounded ? a.unrounded_new_cell + at : nullptr,
         a.state_size};
+  }
+
+  // A block is a few cache lines of each row, too short for the processor to
+  // foresee the next. It may lie beyond the row, which does no harm.
+  template <bool write_gates, bool unrounded>
+  C10_ALWAYS_INLINE void prefetch(int64_t row_of_products, int64_t unit) const {
+    const auto next =
+        units<write_gates, unrounded>(row_of_products, unit, nullptr);
+    __builtin_prefetch(next.new_h, 1);
+    __builtin_prefetch(next.new_cell, 1);
+    if constexpr (unrounded) {
+      __builtin_prefetch(next.unrounded_old_cell);
+      __builtin_prefetch(next.unrounded_new_cell, 1);
+    } else {
+      __builtin_prefetch(next.old_cell);
+    }
+    for (int64_t gate = 0; write_gates && gate < 3; ++gate) {
+      __builtin_prefetch(next.gates + gate * next.state_size, 1);
+    }
   }
 
   // Whole vectors. Where size is no multiple, the last one overlaps the one

@@ -39,6 +39,9 @@ struct ForwardProducts {
   int64_t first_unit;
   int64_t end_unit;
   int64_t stride = 0;
+  // The block that follows begins so many units further on in each row: its
+  // states are fetched meanwhile. 0: none are.
+  int64_t to_next_block = 0;
 };
 
 template <typename scalar_t>

@@ -180,7 +180,7 @@ class SequenceBackwardRecurrence {
         return;
       }
       for (int64_t i = begin; i < end; ++i) {
-        multiply(rows_of(i, step), panels_of(i), d_gates_of_step);
+        multiply(rows_of(i, step), panels_of(i), step, d_gates_of_step);
         reset(rows_of(i, step), panels_of(i), step);
       }
     }
@@ -219,12 +219,16 @@ class SequenceBackwardRecurrence {
   }
 
   // d_h = d_gates @ columns of weights.
-  void multiply(const Part& rows, const Part& panels, const gemm_t* d_gates)
-      const {
+  void multiply(
+      const Part& rows,
+      const Part& panels,
+      int64_t step,
+      const gemm_t* d_gates) const {
     if (rows.size() <= 0) {
       return;
     }
-    for (int64_t i = panels.begin; i < panels.end; ++i) {
+    for (int64_t j = 0; j < panels.size(); ++j) {
+      const auto i = panels.begin + block_in_turn(step, j, panels.size());
       const auto unit = i * width_;
       const auto units = std::min(width_, a_.state_size - unit);
       for (int64_t k = 0; k < size_k_; k += kMaxK) {

@@ -1,6 +1,7 @@
 #include "cpu/lltm_sequence_forward.h"
 
 #include "cpu/choices.h"
+#include "cpu/dot.h"
 #include "cpu/few_rows.h"
 #include "cpu/gemm.h"
 #include "cpu/lltm_forward.h"
@@ -57,15 +58,18 @@ void forward_step_by_step(const SequenceForwardArguments<scalar_t>& a) {
 template <typename scalar_t, typename gemm_t>
 class SequenceForward {
  public:
-  explicit SequenceForward(const SequenceForwardArguments<scalar_t>& arguments)
+  SequenceForward(
+      const SequenceForwardArguments<scalar_t>& arguments,
+      bool packs)
       : a_(arguments),
+        packs_(packs),
         old_h_{a_.steps, a_.state_size, a_.output, a_.h0, a_.resets},
         old_cell_{a_.steps, a_.state_size, a_.cells, a_.c0, a_.resets},
         unrounded_cells_(a_.batch, a_.state_size, a_.c0),
         shape_(shape()),
         chunks_(sequence_chunks(a_.steps, max_chunk_rows())),
         most_rows_(most_rows(chunks_)),
-        weights_(blocks_ * width_ * a_.features()),
+        weights_(packs_ ? blocks_ * width_ * a_.features() : 0),
         products_(shape_.slots() * products_per_slot()),
         rows_(gathers_ ? shape_.slots() * 2 * states_per_slot() : 0),
         converted_(kConverts ? shape_.slots() * converted_per_slot() : 0) {}
@@ -152,7 +156,7 @@ class SequenceForward {
   void run(int64_t begin, int64_t end, Barrier& barrier) const {
     for (int64_t i = begin; i < end; ++i) {
       const Part blocks(blocks_, i, shape_.slots());
-      for (int64_t block = blocks.begin; block < blocks.end; ++block) {
+      for (auto block = blocks.begin; packs_ && block < blocks.end; ++block) {
         pack(block);
       }
     }
@@ -201,14 +205,22 @@ class SequenceForward {
     }
   }
 
-  // C [rows, width_] of a block: = or += A @ columns of the packed weights.
+  // C [rows, width_] of a block: = or += A @ weights.T over size_k features,
+  // from first_feature on.
   void multiply(
       int64_t rows,
+      int64_t block,
+      int64_t first_feature,
       int64_t size_k,
       const gemm_t* A,
-      const gemm_t* B,
       opmath_t* C,
       bool accumulate) const {
+    if constexpr (std::is_same_v<scalar_t, opmath_t>) {
+      if (!packs_) {
+        return multiply_unpacked(
+            rows, block, first_feature, size_k, A, C, accumulate);
+      }
+    }
     for (int64_t k = 0; k < size_k; k += kMaxK) {
       gemm_of_rows<gemm_t>(
           rows,
@@ -216,11 +228,34 @@ class SequenceForward {
           std::min(kMaxK, size_k - k),
           A + k,
           size_k,
-          B + k * width_,
+          packed(block, first_feature + k),
           width_,
           C,
           width_,
           accumulate || k > 0);
+    }
+  }
+
+  void multiply_unpacked(
+      int64_t rows,
+      int64_t block,
+      int64_t first_feature,
+      int64_t size_k,
+      const gemm_t* A,
+      opmath_t* C,
+      bool accumulate) const {
+    for (int64_t gate = 0; gate < 3; ++gate) {
+      const auto row = gate * a_.state_size + block * units_;
+      dot(rows,
+          units_of(block),
+          size_k,
+          A,
+          size_k,
+          a_.weights + row * a_.features() + first_feature,
+          a_.features(),
+          C + gate * units_,
+          width_,
+          accumulate);
     }
   }
 
@@ -289,9 +324,10 @@ class SequenceForward {
     for (auto block = slot.blocks.begin; block < slot.blocks.end; ++block) {
       multiply(
           rows,
+          block,
+          a_.state_size,
           size,
           A,
-          packed(block, a_.state_size),
           products + (block - slot.blocks.begin) * block_stride(slot, chunk),
           false);
     }
@@ -330,35 +366,44 @@ class SequenceForward {
         unrounded_cells_.before(step, rows.begin),
         unrounded_cells_.after(step, rows.begin)};
     const auto stride = block_stride(slot, chunk);
-    auto* products = products_of(slot, chunk, step);
+    auto* const products = products_of(slot, chunk, step);
     const auto together =
         std::max<int64_t>(1, kProductsInL1 / (width_ * rows.size()));
-    for (auto first = slot.blocks.begin; first < slot.blocks.end;
-         first += together) {
+    const auto groups = (slot.blocks.size() + together - 1) / together;
+    const auto direction = takes_blocks_in_order(step) ? 1 : -1;
+    const auto to_next_block =
+        rows.size() < kRowsWorthFetching ? 0 : direction * together * units_;
+    for (int64_t i = 0; i < groups; ++i) {
+      const auto group = block_in_turn(step, i, groups);
+      const auto first = slot.blocks.begin + group * together;
       const auto last = std::min(first + together, slot.blocks.end);
-      for (auto block = first; block < last; ++block) {
+      auto* const C = products + group * together * stride;
+      for (int64_t j = 0; j < last - first; ++j) {
+        const auto block = block_in_turn(step, j, last - first);
         multiply(
             rows.size(),
+            first + block,
+            0,
             size,
             A,
-            packed(block, 0),
-            products + (block - first) * stride,
+            C + block * stride,
             a_.input_features > 0);
       }
       forward_pointwise<scalar_t>(
           arguments,
-          {products,
+          {C,
            units_,
            0,
            rows.size(),
            first * units_,
            std::min(last * units_, size),
-           stride});
-      products += (last - first) * stride;
+           stride,
+           to_next_block});
     }
   }
 
   const SequenceForwardArguments<scalar_t>& a_;
+  const bool packs_;
   const OldStates<scalar_t> old_h_;
   const OldStates<scalar_t> old_cell_;
   const UnroundedCells<scalar_t> unrounded_cells_;
@@ -390,11 +435,21 @@ void sequence_forward_steps(
         arguments.state_size % 2 == 0 && arguments.input_features % 2 == 0;
     if (whole_pairs && has_bfloat16_gemm()) {
       RECORD_USER_SCOPE("lltm::sequence_forward_gemm_bfloat16");
-      return SequenceForward<scalar_t, scalar_t>(arguments).run();
+      return SequenceForward<scalar_t, scalar_t>(arguments, true).run();
+    }
+  }
+  using opmath_t = at::opmath_type<scalar_t>;
+  if constexpr (std::is_same_v<scalar_t, opmath_t>) {
+    const auto size = arguments.state_size;
+    const auto weight_bytes = 3 * size * size * int64_t(sizeof(scalar_t));
+    if (!is_packing_faster(
+            arguments.batch, arguments.steps.size(), weight_bytes)) {
+      RECORD_USER_SCOPE("lltm::sequence_forward_dot");
+      return SequenceForward<scalar_t, scalar_t>(arguments, false).run();
     }
   }
   RECORD_USER_SCOPE("lltm::sequence_forward_gemm");
-  SequenceForward<scalar_t, at::opmath_type<scalar_t>>(arguments).run();
+  SequenceForward<scalar_t, opmath_t>(arguments, true).run();
 }
 
 template void sequence_forward_steps(const SequenceForwardArguments<double>&);

@@ -124,8 +124,8 @@ MUTANTS = [
     Mutant(
         "a lost tail of a dot product",
         "csrc/cpu/dot.h",
-        "for (int64_t i = k; i < K; ++i) {",
-        "for (int64_t i = k; i + 1 < K; ++i) {",
+        "for (int64_t rest = k; rest < K; ++rest) {",
+        "for (int64_t rest = k; rest + 1 < K; ++rest) {",
     ),
     Mutant(
         "lost sums of few rows",
