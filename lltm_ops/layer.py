@@ -21,6 +21,14 @@ from lltm_ops._checks import (
     refuse_hx,
     size_as_int,
 )
+from lltm_ops._packed_rows import (
+    batch_of,
+    last_rows_of,
+    last_state,
+    reversed_resets,
+    sequence_of_row,
+)
+from lltm_ops._step_by_step import run_step_by_step
 
 
 # TorchScript reads the annotations of methods, and knows neither tuple[] nor "|" on old Pythons.
@@ -311,7 +319,7 @@ class LLTM(nn.Module):
             packed_batch = hx[0].size(1) if hx[0].dim() == 3 else 0
             self._check_state(hx, [input.size(1) if batch_sizes is None else packed_batch])
             return hx
-        batch = input.size(1) if batch_sizes is None else _batch_of(batch_sizes, input)
+        batch = input.size(1) if batch_sizes is None else batch_of(batch_sizes, input)
         directions = 2 if self.bidirectional else 1
         zeros = input.new_zeros([self.num_layers * directions, batch, self.hidden_size])
         return zeros, zeros
@@ -356,7 +364,7 @@ class LLTM(nn.Module):
                 i = layer * directions + direction
                 reverse = direction == 1
                 if reverse and resets is not None and resets_of_reverse is None:
-                    resets_of_reverse = _resets_of_reverse(resets, batch_sizes)
+                    resets_of_reverse = reversed_resets(resets, batch_sizes)
                 output, cells = self._run_direction(
                     parameters[i * each : (i + 1) * each],
                     input, h_0[i], c_0[i], batch_sizes, reverse,
@@ -365,9 +373,9 @@ class LLTM(nn.Module):
                 outputs.append(output)
                 all_cells.append(cells)
                 if batch_sizes is not None and last_rows is None:
-                    last_rows = _last_rows(batch_sizes, h_0.size(1)).to(input.device)
-                last_h.append(_last_state(output, h_0[i], last_rows, reverse))
-                last_c.append(_last_state(cells, c_0[i], last_rows, reverse))
+                    last_rows = last_rows_of(batch_sizes, h_0.size(1)).to(input.device)
+                last_h.append(last_state(output, h_0[i], last_rows, reverse))
+                last_c.append(last_state(cells, c_0[i], last_rows, reverse))
             if directions == 2:
                 output, cells = torch.cat(outputs, -1), torch.cat(all_cells, -1)
         return output, cells, torch.stack(last_h), torch.stack(last_c)
@@ -378,7 +386,7 @@ class LLTM(nn.Module):
         mask = input.new_ones([batch, input.size(-1)])
         mask = F.dropout(mask, self.dropout, self.training)
         if batch_sizes is not None:
-            mask = mask.index_select(0, _row_of_batch(batch_sizes, input.size(0)).to(mask.device))
+            mask = mask.index_select(0, sequence_of_row(batch_sizes, input.size(0)).to(mask.device))
         return input * mask
 
     def _run_direction(
@@ -399,80 +407,11 @@ class LLTM(nn.Module):
                 input, weights, bias, h_0, c_0, batch_sizes, reverse, resets
             )
             return output, cells
-        scales = parameters[-2:] if self.layer_norm else parameters[:0]
-        return self._run_steps(weights, bias, scales, input, h_0, c_0, batch_sizes, reverse, resets)
-
-    def _run_steps(
-        self,
-        weights: Tensor,
-        bias: Tensor,
-        scales: List[Tensor],
-        input: Tensor,
-        h_0: Tensor,
-        c_0: Tensor,
-        batch_sizes: Optional[Tensor],
-        reverse: bool,
-        resets: Optional[Tensor],
-    ) -> Tuple[Tensor, Tensor]:
-        """What the operator computes, and what it does not, step by step."""
-        # The operator, given no features, only checks.
-        nothing, _ = torch.ops.lltm.sequence_forward(
-            input[..., :0], weights[:0, :0], weights[0, :0],
-            h_0[:, :0], c_0[:, :0], batch_sizes, reverse, resets,
+        return run_step_by_step(
+            input, weights, bias, h_0, c_0, batch_sizes, reverse, resets,
+            parameters[-2:] if self.layer_norm else parameters[:0],
+            self.recurrent_dropout, self.zoneout, self.training,
         )  # fmt: skip
-        if batch_sizes is None:
-            sizes = [input.size(1)] * input.size(0)
-            steps = list(input.unbind(0))
-        else:
-            sizes = torch.jit.annotate(List[int], batch_sizes.tolist())  # type: ignore[no-untyped-call]
-            steps = list(torch.split(input, sizes))
-        resets_of_steps: List[Tensor] = []
-        if resets is not None:
-            resets_of_steps = list(torch.split(resets.flatten(), sizes))
-        mask = F.dropout(torch.ones_like(h_0), self.recurrent_dropout, self.training)
-        h, cell = h_0, c_0
-        output: List[Tensor] = []
-        cells: List[Tensor] = []
-        for i in range(len(steps)):
-            step = len(steps) - 1 - i if reverse else i
-            size = sizes[step]
-            old_h, old_cell = h[:size], cell[:size]
-            if resets is not None:
-                reset = resets_of_steps[step].unsqueeze(1)
-                old_h, old_cell = old_h.masked_fill(reset, 0), old_cell.masked_fill(reset, 0)
-            recurrent = old_h * mask[:size]
-            if self.layer_norm:
-                new_h, new_cell = _layer_norm_cell(
-                    steps[step], weights, bias, scales, recurrent, old_cell
-                )
-            else:
-                new_h, new_cell = torch.ops.lltm.forward(
-                    steps[step], weights, bias, recurrent, old_cell
-                )
-            new_h = self._zoned_out(old_h, new_h)
-            new_cell = self._zoned_out(old_cell, new_cell)
-            output.append(new_h)
-            cells.append(new_cell)
-            h, cell = torch.cat([new_h, h[size:]]), torch.cat([new_cell, cell[size:]])
-        if len(steps) == 0:
-            empty = nothing.new_empty(list(input.shape[:-1]) + [self.hidden_size])
-            return empty, empty.clone()
-        if reverse:
-            output.reverse()
-            cells.reverse()
-        if batch_sizes is None:
-            return torch.stack(output), torch.stack(cells)
-        return torch.cat(output), torch.cat(cells)
-
-    def _zoned_out(self, old: Tensor, new: Tensor) -> Tensor:
-        if self.zoneout == 0:
-            return new
-        old = old.to(new.dtype)  # under autocast the initial state has another
-        if self.training:
-            # In float32: half types cannot tell small probabilities apart.
-            kept = torch.rand_like(new, dtype=torch.float32) < self.zoneout
-            return torch.where(kept, old, new)
-        return torch.lerp(new, old, self.zoneout)
 
     def extra_repr(self) -> str:
         options = [
@@ -481,111 +420,3 @@ class LLTM(nn.Module):
             if parameter.default not in (parameter.empty, getattr(self, name, parameter.default))
         ]
         return f"{self.input_size}, {self.hidden_size}{''.join(options)}"
-
-
-def _batch_of(batch_sizes: Tensor, input: Tensor) -> int:
-    """How many sequences are packed: never more than input has rows, whatever batch_sizes say.
-
-    What else is wrong with either, the operator refuses.
-    """
-    if batch_sizes.device.type == "meta":
-        raise RuntimeError("lltm_ops.LLTM: expected batch_sizes to be on the CPU, but got meta")
-    is_list_of_sizes = batch_sizes.dim() == 1 and batch_sizes.dtype == torch.int64
-    if not is_list_of_sizes or batch_sizes.size(0) == 0 or input.dim() != 2:
-        return 0
-    return int(batch_sizes[0].clamp(0, input.size(0)))
-
-
-def _last_state(
-    states: Tensor, initial: Tensor, last_rows: Optional[Tensor], reverse: bool
-) -> Tensor:
-    """After the step that runs last: of each packed sequence its own last one."""
-    if torch.compiler.is_compiling():
-        return _traced_last_state(states, initial, last_rows, reverse)
-    if states.size(0) == 0:
-        return initial.to(states.dtype)  # under autocast the initial state has another
-    if last_rows is not None:
-        return states[: initial.size(0)] if reverse else states.index_select(0, last_rows)
-    return states[0] if reverse else states[-1]
-
-
-def _traced_last_state(
-    states: Tensor, initial: Tensor, last_rows: Optional[Tensor], reverse: bool
-) -> Tensor:
-    """The same for any number of rows, none included, without a condition on it.
-
-    torch.export decides conditions on sizes as for 2 or more, and lets programs run with fewer.
-    """
-    # Crops rows to the first or the last one, and pads where there are none.
-    added = 1 - states.size(0)
-    one_row = [0, added] if reverse else [added, 0]
-    ran = F.pad(states.new_ones([states.size(0)], dtype=torch.bool), one_row)
-    if last_rows is None:
-        last = F.pad(states, [0, 0, 0, 0] + one_row)[0]
-    else:
-        padded = F.pad(states, [0, 0, 0, initial.size(0)])
-        last = padded[: initial.size(0)] if reverse else padded.index_select(0, last_rows)
-    return torch.where(ran, last, initial.to(states.dtype))
-
-
-def _last_rows(batch_sizes: Tensor, batch: int) -> Tensor:
-    """The rows of the last step of each packed sequence; any rows if there are no steps."""
-    sequences = _range(batch_sizes, batch)
-    steps = (batch_sizes.unsqueeze(1) > sequences).sum(0)
-    starts = F.pad(batch_sizes.cumsum(0) - batch_sizes, [1, 0])
-    return starts.index_select(0, steps) + sequences
-
-
-def _resets_of_reverse(resets: Tensor, batch_sizes: Optional[Tensor]) -> Tensor:
-    """An episode that begins at a step ends, and backwards begins, at the one before it."""
-    if batch_sizes is None:
-        return F.pad(resets, [0, 0, 0, 1]).narrow(0, 1, resets.size(0))
-    rows = resets.size(0)
-    ends = batch_sizes.cumsum(0)
-    steps = _step_of_row(ends, rows)
-    next_rows = _range(ends, rows) + batch_sizes.index_select(0, steps)
-    ends_of_next = F.pad(ends, [0, 1]).index_select(0, steps + 1)
-    # A sequence that does not go on takes the added last row, which is not reset.
-    next_rows = next_rows.masked_fill(next_rows >= ends_of_next, rows)
-    return F.pad(resets, [0, 1]).index_select(0, next_rows.to(resets.device))
-
-
-def _row_of_batch(batch_sizes: Tensor, rows: int) -> Tensor:
-    """Which sequence each row of packed data belongs to."""
-    ends = batch_sizes.cumsum(0)
-    starts = (ends - batch_sizes).index_select(0, _step_of_row(ends, rows))
-    return _range(ends, rows) - starts
-
-
-def _step_of_row(ends: Tensor, rows: int) -> Tensor:
-    """Which step each row of packed data belongs to, from where the steps end."""
-    # Not by torch.bucketize, which torch.onnx.export writes for the number of steps of the export.
-    ended = ends.new_zeros([rows + 1]).scatter_add(0, ends, torch.ones_like(ends))
-    return ended.cumsum(0).narrow(0, 0, rows)
-
-
-def _range(like: Tensor, end: int) -> Tensor:
-    """Returns torch.arange(end), a DTensor if like is one: it does not mix with plain ones."""
-    return like.new_ones([end]).cumsum(0) - 1
-
-
-def _layer_norm_cell(
-    input: Tensor,
-    weights: Tensor,
-    bias: Tensor,
-    scales: List[Tensor],
-    old_h: Tensor,
-    old_cell: Tensor,
-) -> Tuple[Tensor, Tensor]:
-    size = [old_h.size(1)]
-    products = F.linear(torch.cat([old_h, input], 1), weights).chunk(3, 1)
-    scale = scales[0].chunk(4)
-    shift = bias.chunk(3)
-    input_gate = torch.sigmoid(F.layer_norm(products[0], size, scale[0], shift[0]))
-    output_gate = torch.sigmoid(F.layer_norm(products[1], size, scale[1], shift[1]))
-    candidate = F.elu(F.layer_norm(products[2], size, scale[2], shift[2]))
-    new_cell = old_cell + candidate * input_gate
-    normalised = F.layer_norm(new_cell, size, scale[3], scales[1])
-    new_h = torch.tanh(normalised) * output_gate
-    # Autocast normalises in float32.
-    return new_h.to(products[0].dtype), new_cell.to(products[0].dtype)

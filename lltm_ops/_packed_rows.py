@@ -1,0 +1,98 @@
+"""Which sequence and step each row of packed data belongs to, and what ends or begins there.
+
+Written in what TorchScript, torch.export, ONNX and DTensor can carry, without loops over steps.
+"""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def batch_of(batch_sizes: Tensor, input: Tensor) -> int:
+    """How many sequences are packed: never more than input has rows, whatever batch_sizes say.
+
+    What else is wrong with either, the operator refuses.
+    """
+    if batch_sizes.device.type == "meta":
+        raise RuntimeError("lltm_ops.LLTM: expected batch_sizes to be on the CPU, but got meta")
+    is_list_of_sizes = batch_sizes.dim() == 1 and batch_sizes.dtype == torch.int64
+    if not is_list_of_sizes or batch_sizes.size(0) == 0 or input.dim() != 2:
+        return 0
+    return int(batch_sizes[0].clamp(0, input.size(0)))
+
+
+def last_state(
+    states: Tensor, initial: Tensor, last_rows: Optional[Tensor], reverse: bool
+) -> Tensor:
+    """After the step that runs last: of each packed sequence its own last one."""
+    if torch.compiler.is_compiling():
+        return _traced_last_state(states, initial, last_rows, reverse)
+    if states.size(0) == 0:
+        return initial.to(states.dtype)  # under autocast the initial state has another
+    if last_rows is not None:
+        return states[: initial.size(0)] if reverse else states.index_select(0, last_rows)
+    return states[0] if reverse else states[-1]
+
+
+def _traced_last_state(
+    states: Tensor, initial: Tensor, last_rows: Optional[Tensor], reverse: bool
+) -> Tensor:
+    """The same for any number of rows, none included, without a condition on it.
+
+    torch.export decides conditions on sizes as for 2 or more, and lets programs run with fewer.
+    """
+    # Crops rows to the first or the last one, and pads where there are none.
+    added = 1 - states.size(0)
+    one_row = [0, added] if reverse else [added, 0]
+    ran = F.pad(states.new_ones([states.size(0)], dtype=torch.bool), one_row)
+    if last_rows is None:
+        last = F.pad(states, [0, 0, 0, 0] + one_row)[0]
+    else:
+        padded = F.pad(states, [0, 0, 0, initial.size(0)])
+        last = padded[: initial.size(0)] if reverse else padded.index_select(0, last_rows)
+    return torch.where(ran, last, initial.to(states.dtype))
+
+
+def last_rows_of(batch_sizes: Tensor, batch: int) -> Tensor:
+    """The rows of the last step of each packed sequence; any rows if there are no steps."""
+    sequences = _range(batch_sizes, batch)
+    steps = (batch_sizes.unsqueeze(1) > sequences).sum(0)
+    starts = F.pad(batch_sizes.cumsum(0) - batch_sizes, [1, 0])
+    return starts.index_select(0, steps) + sequences
+
+
+def reversed_resets(resets: Tensor, batch_sizes: Optional[Tensor]) -> Tensor:
+    """An episode that begins at a step ends, and backwards begins, at the one before it."""
+    if batch_sizes is None:
+        return F.pad(resets, [0, 0, 0, 1]).narrow(0, 1, resets.size(0))
+    rows = resets.size(0)
+    ends = batch_sizes.cumsum(0)
+    steps = _step_of_row(ends, rows)
+    next_rows = _range(ends, rows) + batch_sizes.index_select(0, steps)
+    ends_of_next = F.pad(ends, [0, 1]).index_select(0, steps + 1)
+    # A sequence that does not go on takes the added last row, which is not reset.
+    next_rows = next_rows.masked_fill(next_rows >= ends_of_next, rows)
+    return F.pad(resets, [0, 1]).index_select(0, next_rows.to(resets.device))
+
+
+def sequence_of_row(batch_sizes: Tensor, rows: int) -> Tensor:
+    """Which sequence each row of packed data belongs to."""
+    ends = batch_sizes.cumsum(0)
+    starts = (ends - batch_sizes).index_select(0, _step_of_row(ends, rows))
+    return _range(ends, rows) - starts
+
+
+def _step_of_row(ends: Tensor, rows: int) -> Tensor:
+    """Which step each row of packed data belongs to, from where the steps end."""
+    # Not by torch.bucketize, which torch.onnx.export writes for the number of steps of the export.
+    ended = ends.new_zeros([rows + 1]).scatter_add(0, ends, torch.ones_like(ends))
+    return ended.cumsum(0).narrow(0, 0, rows)
+
+
+def _range(like: Tensor, end: int) -> Tensor:
+    """Returns torch.arange(end), a DTensor if like is one: it does not mix with plain ones."""
+    return like.new_ones([end]).cumsum(0) - 1

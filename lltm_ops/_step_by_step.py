@@ -1,0 +1,112 @@
+"""The layer's options that no operator computes: the sequence out of the cell, step by step."""
+
+from __future__ import annotations
+
+from typing import List, Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+# TorchScript reads the annotations.
+def run_step_by_step(
+    input: Tensor,
+    weights: Tensor,
+    bias: Tensor,
+    h_0: Tensor,
+    c_0: Tensor,
+    batch_sizes: Optional[Tensor],
+    reverse: bool,
+    resets: Optional[Tensor],
+    scales: List[Tensor],
+    recurrent_dropout: float,
+    zoneout: float,
+    training: bool,
+) -> Tuple[Tensor, Tensor]:
+    """Returns what ``lltm::sequence_forward`` does, with the options of :class:`lltm_ops.LLTM`.
+
+    The first eight arguments are the operator's. ``scales`` are empty without ``layer_norm``,
+    else its weight and bias.
+    """
+    # The operator, given no features, only checks.
+    nothing, _ = torch.ops.lltm.sequence_forward(
+        input[..., :0], weights[:0, :0], weights[0, :0],
+        h_0[:, :0], c_0[:, :0], batch_sizes, reverse, resets,
+    )  # fmt: skip
+    if batch_sizes is None:
+        sizes = [input.size(1)] * input.size(0)
+        steps = list(input.unbind(0))
+    else:
+        sizes = torch.jit.annotate(List[int], batch_sizes.tolist())  # type: ignore[no-untyped-call]
+        steps = list(torch.split(input, sizes))
+    resets_of_steps: List[Tensor] = []
+    if resets is not None:
+        resets_of_steps = list(torch.split(resets.flatten(), sizes))
+    mask = F.dropout(torch.ones_like(h_0), recurrent_dropout, training)
+    h, cell = h_0, c_0
+    output: List[Tensor] = []
+    cells: List[Tensor] = []
+    for i in range(len(steps)):
+        step = len(steps) - 1 - i if reverse else i
+        size = sizes[step]
+        old_h, old_cell = h[:size], cell[:size]
+        if resets is not None:
+            reset = resets_of_steps[step].unsqueeze(1)
+            old_h, old_cell = old_h.masked_fill(reset, 0), old_cell.masked_fill(reset, 0)
+        recurrent = old_h * mask[:size]
+        if len(scales) > 0:
+            new_h, new_cell = _layer_norm_cell(
+                steps[step], weights, bias, scales, recurrent, old_cell
+            )
+        else:
+            new_h, new_cell = torch.ops.lltm.forward(
+                steps[step], weights, bias, recurrent, old_cell
+            )
+        new_h = _zoned_out(old_h, new_h, zoneout, training)
+        new_cell = _zoned_out(old_cell, new_cell, zoneout, training)
+        output.append(new_h)
+        cells.append(new_cell)
+        h, cell = torch.cat([new_h, h[size:]]), torch.cat([new_cell, cell[size:]])
+    if len(steps) == 0:
+        empty = nothing.new_empty(list(input.shape[:-1]) + [h_0.size(1)])
+        return empty, empty.clone()
+    if reverse:
+        output.reverse()
+        cells.reverse()
+    if batch_sizes is None:
+        return torch.stack(output), torch.stack(cells)
+    return torch.cat(output), torch.cat(cells)
+
+
+def _zoned_out(old: Tensor, new: Tensor, zoneout: float, training: bool) -> Tensor:
+    if zoneout == 0:
+        return new
+    old = old.to(new.dtype)  # under autocast the initial state has another
+    if training:
+        # In float32: half types cannot tell small probabilities apart.
+        kept = torch.rand_like(new, dtype=torch.float32) < zoneout
+        return torch.where(kept, old, new)
+    return torch.lerp(new, old, zoneout)
+
+
+def _layer_norm_cell(
+    input: Tensor,
+    weights: Tensor,
+    bias: Tensor,
+    scales: List[Tensor],
+    old_h: Tensor,
+    old_cell: Tensor,
+) -> Tuple[Tensor, Tensor]:
+    size = [old_h.size(1)]
+    products = F.linear(torch.cat([old_h, input], 1), weights).chunk(3, 1)
+    scale = scales[0].chunk(4)
+    shift = bias.chunk(3)
+    input_gate = torch.sigmoid(F.layer_norm(products[0], size, scale[0], shift[0]))
+    output_gate = torch.sigmoid(F.layer_norm(products[1], size, scale[1], shift[1]))
+    candidate = F.elu(F.layer_norm(products[2], size, scale[2], shift[2]))
+    new_cell = old_cell + candidate * input_gate
+    normalised = F.layer_norm(new_cell, size, scale[3], scales[1])
+    new_h = torch.tanh(normalised) * output_gate
+    # Autocast normalises in float32.
+    return new_h.to(products[0].dtype), new_cell.to(products[0].dtype)
