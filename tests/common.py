@@ -109,7 +109,8 @@ def backward_inputs(
 
 
 # (time, batch, input_features, state_size): as SHAPES, and so many steps that they take more than
-# one chunk, so many rows that threads divide them, so many units that weights do not fit in caches.
+# one chunk, so many rows that threads divide them, and so many units that weights are much larger
+# than L2.
 SEQUENCE_SHAPES = [
     (5, 3, 5, 4),
     (1, 1, 1, 1),

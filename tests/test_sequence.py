@@ -55,9 +55,10 @@ def test_values_and_gradients_match_reference(device, dtype, shape, kind):
 
 
 @each_device
+@pytest.mark.parametrize("shape", [(20, 17, 6, 40), (8, 2, 5, 1100)], ids=str)
 @each_sequence_kind
-def test_inference_computes_the_same(device, kind):
-    inputs = sequence_inputs(device, shape=(20, 17, 6, 40), kind=kind)
+def test_inference_computes_the_same(device, shape, kind):
+    inputs = sequence_inputs(device, shape=shape, kind=kind)
     trained = torch.ops.lltm._sequence_forward_with_gates(*inputs)
     for ours, exact in zip(forward(*inputs), trained[:2], strict=True):
         assert torch.equal(ours, exact)
@@ -302,7 +303,9 @@ def test_results_are_the_same_from_run_to_run(device, shape):
 
 
 @pytest.mark.parametrize("form", ["padded", "packed"])
-@pytest.mark.parametrize("shape", [(40, 1, 256, 512), (30, 40, 64, 130), (6, 3, 100, 400)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(40, 1, 256, 512), (40, 2, 64, 1100), (30, 40, 64, 130), (6, 3, 100, 400)], ids=str
+)
 def test_results_do_not_depend_on_the_number_of_threads(form, shape):
     threads = torch.get_num_threads()
     results = []

@@ -142,10 +142,11 @@ constexpr size_t kStepsWorthPacking = 8;
 // most, packing them pays later: as they lie they are read from L3 almost as
 // fast. On the Xeon 50x1x1024x1024 takes 16 % less time without packing, and
 // 8x2x2048x2048 half; 500x1x1024x1024 would take 3 % more, 100x1x512x512 29 %.
-constexpr size_t kStepsWorthPackingForFewRows = 64;
+// Of sequences of at least kStepsWorthPacking steps.
+constexpr size_t kMostStepsUnpacked = 64;
 inline bool
 is_packing_faster(int64_t batch, size_t steps, int64_t weight_bytes) {
-  return batch > kMaxStreamedRows || steps > kStepsWorthPackingForFewRows ||
+  return batch > kMaxStreamedRows || steps > kMostStepsUnpacked ||
       weight_bytes <= 3 * l2_bytes();
 }
 // Backward, which with fewer steps takes the rows of weights as they lie.

@@ -7,9 +7,9 @@
 
 #include <cstdint>
 
-// C = A @ B.T, or C += A @ B.T, for a few rows of A. Both are read along their
-// rows, as they lie: those of B stream past once, where packing them would cost
-// more.
+// C = A @ B.T, or C += A @ B.T, mostly for a few rows of A. Both are read along
+// their rows, as they lie: those of B stream past once for every four of A,
+// where packing them would cost more.
 namespace lltm {
 
 // For kM rows of A, and rows [begin, end) of B, whole groups of kN.

@@ -125,8 +125,8 @@ struct ForwardPointwise {
     for (auto unit = p.first_unit; unit < p.end_unit; unit += p.ld) {
       const auto size = std::min(p.ld, p.end_unit - unit);
       for (int64_t row = begin; row < end; ++row) {
-        if (p.to_next_block != 0) {
-          prefetch<write_gates, unrounded>(row, unit + p.to_next_block);
+        if (p.to_next_units != 0) {
+          prefetch<write_gates, unrounded>(row, unit + p.to_next_units);
         }
         write_units<write_gates, unrounded>(
             units<write_gates, unrounded>(row, unit, block + row * 3 * p.ld),
@@ -157,8 +157,9 @@ struct ForwardPointwise {
         a.state_size};
   }
 
-  // A block is a few cache lines of each row, too short for the processor to
-  // foresee the next. It may lie beyond the row, which does no harm.
+  // A cache line of each tensor: so little is computed of a row at a time that
+  // the processor does not foresee the next. Addresses outside of the row do no
+  // harm.
   template <bool write_gates, bool unrounded>
   C10_ALWAYS_INLINE void prefetch(int64_t row_of_products, int64_t unit) const {
     const auto next =

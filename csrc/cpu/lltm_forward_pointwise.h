@@ -39,9 +39,9 @@ struct ForwardProducts {
   int64_t first_unit;
   int64_t end_unit;
   int64_t stride = 0;
-  // The block that follows begins so many units further on in each row: its
-  // states are fetched meanwhile. 0: none are.
-  int64_t to_next_block = 0;
+  // What is computed next lies so many units away in each row, and is fetched
+  // meanwhile. 0: it is not.
+  int64_t to_next_units = 0;
 };
 
 template <typename scalar_t>

@@ -52,7 +52,8 @@ void forward_step_by_step(const SequenceForwardArguments<scalar_t>& a) {
 }
 
 // gates = [old_h, input] @ weights.T, by blocks of hidden units, whose three
-// gates stand side by side in weights that are packed once. Products with input
+// gates stand side by side in weights that are packed once, or that are read as
+// they lie: then the products of padding are not written. Products with input
 // are computed for many steps at once; each step adds those with old_h in place
 // and computes the gates while they lie in the cache.
 template <typename scalar_t, typename gemm_t>
@@ -156,8 +157,10 @@ class SequenceForward {
   void run(int64_t begin, int64_t end, Barrier& barrier) const {
     for (int64_t i = begin; i < end; ++i) {
       const Part blocks(blocks_, i, shape_.slots());
-      for (auto block = blocks.begin; packs_ && block < blocks.end; ++block) {
-        pack(block);
+      if (packs_) {
+        for (auto block = blocks.begin; block < blocks.end; ++block) {
+          pack(block);
+        }
       }
     }
     if (!barrier.wait(end - begin)) {
@@ -371,7 +374,7 @@ class SequenceForward {
         std::max<int64_t>(1, kProductsInL1 / (width_ * rows.size()));
     const auto groups = (slot.blocks.size() + together - 1) / together;
     const auto direction = takes_blocks_in_order(step) ? 1 : -1;
-    const auto to_next_block =
+    const auto to_next_units =
         rows.size() < kRowsWorthFetching ? 0 : direction * together * units_;
     for (int64_t i = 0; i < groups; ++i) {
       const auto group = block_in_turn(step, i, groups);
@@ -398,7 +401,7 @@ class SequenceForward {
            first * units_,
            std::min(last * units_, size),
            stride,
-           to_next_block});
+           to_next_units});
     }
   }
 

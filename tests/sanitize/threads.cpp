@@ -176,6 +176,7 @@ void test_sequences(at::ScalarType dtype) {
   constexpr Sequence kShapes[] = {
       {5, 9, 20, 150}, // as a loop over the cell
       {40, 1, 8, 270}, // threads divide the units
+      {8, 1, 4, 1100}, // and read weights as they lie
       {12, 2, 16, 300},
       {16, 6, 33, 200},
       {20, 40, 8, 70},  // the rows
