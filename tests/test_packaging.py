@@ -170,7 +170,7 @@ def test_ninja_beside_python_is_found(monkeypatch):
 
 
 def test_a_library_that_does_not_load(package_without_library):
-    """As after an upgrade of torch: a symbol that the library needs is gone."""
+    """An upgrade of torch may do this: a symbol that the library needs is gone."""
     broken = package_without_library / "lltm_ops" / LIBRARY.name
     code = "int gone_from_torch(void); int call(void) { return gone_from_torch(); }"
     compiler = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(broken)]

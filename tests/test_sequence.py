@@ -412,7 +412,7 @@ def test_activation_checkpointing(device, kind, use_reentrant):
 
 
 def test_batches_of_many_sizes_keep_no_memory():
-    """As of the cell: oneDNN's kernels have to be few."""
+    """OneDNN keeps each kernel that it generates, so they have to be few, as those of the cell."""
     import resource
     from pathlib import Path
 

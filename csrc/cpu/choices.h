@@ -142,7 +142,7 @@ constexpr size_t kStepsWorthPacking = 8;
 // most, packing them pays later: as they lie they are read from L3 almost as
 // fast. On the Xeon 50x1x1024x1024 takes 16 % less time without packing, and
 // 8x2x2048x2048 half; 500x1x1024x1024 would take 3 % more, 100x1x512x512 29 %.
-// Of sequences of at least kStepsWorthPacking steps.
+// It is asked about sequences of kStepsWorthPacking steps and more.
 constexpr size_t kMostStepsUnpacked = 64;
 inline bool
 is_packing_faster(int64_t batch, size_t steps, int64_t weight_bytes) {

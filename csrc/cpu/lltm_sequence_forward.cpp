@@ -220,8 +220,20 @@ class SequenceForward {
       bool accumulate) const {
     if constexpr (std::is_same_v<scalar_t, opmath_t>) {
       if (!packs_) {
-        return multiply_unpacked(
-            rows, block, first_feature, size_k, A, C, accumulate);
+        for (int64_t gate = 0; gate < 3; ++gate) {
+          const auto row = gate * a_.state_size + block * units_;
+          dot(rows,
+              units_of(block),
+              size_k,
+              A,
+              size_k,
+              a_.weights + row * a_.features() + first_feature,
+              a_.features(),
+              C + gate * units_,
+              width_,
+              accumulate);
+        }
+        return;
       }
     }
     for (int64_t k = 0; k < size_k; k += kMaxK) {
@@ -236,29 +248,6 @@ class SequenceForward {
           C,
           width_,
           accumulate || k > 0);
-    }
-  }
-
-  void multiply_unpacked(
-      int64_t rows,
-      int64_t block,
-      int64_t first_feature,
-      int64_t size_k,
-      const gemm_t* A,
-      opmath_t* C,
-      bool accumulate) const {
-    for (int64_t gate = 0; gate < 3; ++gate) {
-      const auto row = gate * a_.state_size + block * units_;
-      dot(rows,
-          units_of(block),
-          size_k,
-          A,
-          size_k,
-          a_.weights + row * a_.features() + first_feature,
-          a_.features(),
-          C + gate * units_,
-          width_,
-          accumulate);
     }
   }
 
