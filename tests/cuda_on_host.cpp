@@ -5,6 +5,7 @@
 #include "cuda/lltm_pointwise.h"
 #include "cuda/lltm_sequence_impl.h"
 #include "cuda/row_grid.h"
+#include "ops/dispatch.h"
 #include "recurrence/emulated_backend.h"
 
 #include <ATen/Dispatch.h>
@@ -166,17 +167,17 @@ TORCH_LIBRARY(lltm_on_host, m) {
       "sequence_forward(Tensor input, Tensor weights, Tensor bias, Tensor h0, "
       "Tensor c0, Tensor? batch_sizes=None, bool reverse=False, "
       "Tensor? resets=None) -> (Tensor, Tensor, Tensor)",
-      lltm::sequence_forward_impl<HostDevice, false>);
+      lltm::as_kernel<lltm::sequence_forward_impl<HostDevice, false>>());
   m.def(
       "sequence_forward_with_gates(Tensor input, Tensor weights, Tensor bias, "
       "Tensor h0, Tensor c0, Tensor? batch_sizes=None, bool reverse=False, "
       "Tensor? resets=None) -> (Tensor, Tensor, Tensor)",
-      lltm::sequence_forward_impl<HostDevice, true>);
+      lltm::as_kernel<lltm::sequence_forward_impl<HostDevice, true>>());
   m.def(
       "sequence_backward(Tensor grad_output, Tensor grad_cells, Tensor output, "
       "Tensor cells, Tensor gates, Tensor input, Tensor weights, Tensor h0, "
       "Tensor? batch_sizes=None, bool reverse=False, Tensor? resets=None, "
       "bool[5] output_mask=[True, True, True, True, True]) -> "
       "(Tensor, Tensor, Tensor, Tensor, Tensor)",
-      lltm::sequence_backward_impl<HostDevice>);
+      lltm::as_kernel<lltm::sequence_backward_impl<HostDevice>>());
 }

@@ -301,7 +301,7 @@ batch_sizes that increase: lltm::sequence_forward: expected batch_sizes to begin
 negative batch_sizes: lltm::sequence_forward: expected batch_sizes to begin with the batch of h0, 3, and never to increase, but got -1 at step 4
 batch_sizes of fewer rows: lltm::sequence_forward: expected input to have sum(batch_sizes) = 9 rows, but got 11
 batch_sizes of more rows: lltm::sequence_forward: expected input to have sum(batch_sizes) = 15 rows, but got 11
-batch_sizes whose sum is no int64: lltm::sequence_forward: expected input to have sum(batch_sizes) rows, but the sum is more than 2**63 - 1
+batch_sizes whose sum is no int64: lltm::sequence_forward: expected sum(batch_sizes) to be at most 2**63 - 1, but got more
 more steps than a list holds: lltm::sequence_forward: expected at most 2147483647 steps, but got 1152921504606846976
 more batch_sizes than a list holds: lltm::sequence_forward: expected at most 2147483647 steps, but got 1099511627776
 h0 None: lltm::sequence_forward: expected h0 to be a tensor, but got an undefined tensor or None

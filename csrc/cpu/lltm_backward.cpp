@@ -13,7 +13,7 @@ namespace lltm {
 namespace {
 
 template <typename scalar_t, typename gemm_t>
-void backward_gemm(const BackwardArguments<scalar_t>& a) {
+void backward_gemm(const BackwardPointers<scalar_t>& a) {
   const auto rows = 3 * a.state_size;
   const bool wants_rows = a.d_input != nullptr || a.d_old_h != nullptr;
   const bool wants_columns = a.d_weights != nullptr || a.d_bias != nullptr;
@@ -52,7 +52,7 @@ void backward_gemm(const BackwardArguments<scalar_t>& a) {
 } // namespace
 
 template <typename scalar_t>
-void backward_step(const BackwardArguments<scalar_t>& arguments) {
+void backward_step(const BackwardPointers<scalar_t>& arguments) {
   if constexpr (kPair<scalar_t> == 2) {
     if (has_bfloat16_gemm()) {
       RECORD_USER_SCOPE("lltm::backward_gemm_bfloat16");
@@ -63,9 +63,9 @@ void backward_step(const BackwardArguments<scalar_t>& arguments) {
   backward_gemm<scalar_t, at::opmath_type<scalar_t>>(arguments);
 }
 
-template void backward_step(const BackwardArguments<double>&);
-template void backward_step(const BackwardArguments<float>&);
-template void backward_step(const BackwardArguments<c10::Half>&);
-template void backward_step(const BackwardArguments<c10::BFloat16>&);
+template void backward_step(const BackwardPointers<double>&);
+template void backward_step(const BackwardPointers<float>&);
+template void backward_step(const BackwardPointers<c10::Half>&);
+template void backward_step(const BackwardPointers<c10::BFloat16>&);
 
 } // namespace lltm

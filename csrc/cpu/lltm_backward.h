@@ -6,7 +6,7 @@ namespace lltm {
 
 // On raw pointers to contiguous memory. Gradients that are null are not wanted.
 template <typename scalar_t>
-struct BackwardArguments : CellSizes {
+struct BackwardPointers : CellSizes {
   const scalar_t* grad_h;
   const scalar_t* grad_cell;
   const scalar_t* new_cell;
@@ -23,6 +23,6 @@ struct BackwardArguments : CellSizes {
 
 // One step backward.
 template <typename scalar_t>
-void backward_step(const BackwardArguments<scalar_t>& arguments);
+void backward_step(const BackwardPointers<scalar_t>& arguments);
 
 } // namespace lltm

@@ -65,7 +65,7 @@ struct BackwardBlock {
   using opmath_t = at::opmath_type<scalar_t>;
   static constexpr int64_t kBlock = kUnitsOfABackwardBlock;
 
-  const BackwardArguments<scalar_t>& arguments;
+  const BackwardPointers<scalar_t>& arguments;
   const GateGradients<gemm_t>& d_gates;
 
   // Rows of the batch, at most kVector.
@@ -167,7 +167,7 @@ struct BackwardBlock {
 // Everything pointwise: d_old_cell, and what d_gates wants.
 template <typename scalar_t, typename gemm_t>
 void backward_pointwise(
-    const BackwardArguments<scalar_t>& a,
+    const BackwardPointers<scalar_t>& a,
     const GateGradients<gemm_t>& d_gates) {
   const auto run = vectorized<BackwardBlock<scalar_t, gemm_t>>();
   const auto blocks = (a.batch + kVector - 1) / kVector;

@@ -12,7 +12,7 @@ namespace lltm {
 
 // Paths record their names for the profiler, here and for all other operators.
 template <typename scalar_t>
-void forward_step(const ForwardArguments<scalar_t>& arguments) {
+void forward_step(const ForwardPointers<scalar_t>& arguments) {
   if (is_dot_faster(arguments, sizeof(scalar_t))) {
     RECORD_USER_SCOPE("lltm::forward_dot");
     return ForwardDot<scalar_t>(arguments).run();
@@ -29,9 +29,9 @@ void forward_step(const ForwardArguments<scalar_t>& arguments) {
   ForwardGemm<scalar_t, at::opmath_type<scalar_t>>(arguments).run();
 }
 
-template void forward_step(const ForwardArguments<double>&);
-template void forward_step(const ForwardArguments<float>&);
-template void forward_step(const ForwardArguments<c10::Half>&);
-template void forward_step(const ForwardArguments<c10::BFloat16>&);
+template void forward_step(const ForwardPointers<double>&);
+template void forward_step(const ForwardPointers<float>&);
+template void forward_step(const ForwardPointers<c10::Half>&);
+template void forward_step(const ForwardPointers<c10::BFloat16>&);
 
 } // namespace lltm

@@ -6,6 +6,6 @@ namespace lltm {
 
 // One step forward, on the path that is fastest for its sizes.
 template <typename scalar_t>
-void forward_step(const ForwardArguments<scalar_t>& arguments);
+void forward_step(const ForwardPointers<scalar_t>& arguments);
 
 } // namespace lltm

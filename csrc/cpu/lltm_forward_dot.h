@@ -20,7 +20,7 @@ namespace lltm {
 template <typename scalar_t>
 class ForwardDot {
  public:
-  explicit ForwardDot(const ForwardArguments<scalar_t>& arguments)
+  explicit ForwardDot(const ForwardPointers<scalar_t>& arguments)
       : a_(arguments), x_(a_.batch * features_) {}
 
   void run() {
@@ -88,7 +88,7 @@ class ForwardDot {
     }
   }
 
-  const ForwardArguments<scalar_t>& a_;
+  const ForwardPointers<scalar_t>& a_;
   const int64_t features_ = a_.features();
   const Scratch<opmath_t> x_; // [old_h, input]
 };

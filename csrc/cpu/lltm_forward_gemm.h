@@ -46,7 +46,7 @@ struct TransposeProducts {
 template <typename scalar_t, typename gemm_t>
 class ForwardGemm {
  public:
-  explicit ForwardGemm(const ForwardArguments<scalar_t>& arguments)
+  explicit ForwardGemm(const ForwardPointers<scalar_t>& arguments)
       : a_(arguments),
         panels_(std::max<int64_t>(1, a_.batch / kPanelWidth)),
         panels_per_task_(std::min(panels_, kMaxPanelsPerTask)),
@@ -254,7 +254,7 @@ class ForwardGemm {
     }
   }
 
-  const ForwardArguments<scalar_t>& a_;
+  const ForwardPointers<scalar_t>& a_;
   const int64_t features_ = a_.features();
   const int64_t panels_;
   const int64_t panels_per_task_;

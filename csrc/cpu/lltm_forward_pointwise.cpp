@@ -96,7 +96,7 @@ template <typename scalar_t>
 struct ForwardPointwise {
   using opmath_t = at::opmath_type<scalar_t>;
 
-  const ForwardArguments<scalar_t>& arguments;
+  const ForwardPointers<scalar_t>& arguments;
   const ForwardProducts<opmath_t>& products;
 
   // Rows of products.
@@ -254,23 +254,23 @@ struct ForwardPointwise {
 
 template <typename scalar_t>
 void forward_pointwise(
-    const ForwardArguments<scalar_t>& arguments,
+    const ForwardPointers<scalar_t>& arguments,
     const ForwardProducts<at::opmath_type<scalar_t>>& products) {
   vectorized<ForwardPointwise<scalar_t>>()(
       {arguments, products}, 0, products.rows);
 }
 
 template void forward_pointwise(
-    const ForwardArguments<double>&,
+    const ForwardPointers<double>&,
     const ForwardProducts<double>&);
 template void forward_pointwise(
-    const ForwardArguments<float>&,
+    const ForwardPointers<float>&,
     const ForwardProducts<float>&);
 template void forward_pointwise(
-    const ForwardArguments<c10::Half>&,
+    const ForwardPointers<c10::Half>&,
     const ForwardProducts<float>&);
 template void forward_pointwise(
-    const ForwardArguments<c10::BFloat16>&,
+    const ForwardPointers<c10::BFloat16>&,
     const ForwardProducts<float>&);
 
 } // namespace lltm

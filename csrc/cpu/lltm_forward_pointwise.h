@@ -11,7 +11,7 @@ namespace lltm {
 
 // On raw pointers to contiguous memory.
 template <typename scalar_t>
-struct ForwardArguments : CellSizes {
+struct ForwardPointers : CellSizes {
   using opmath_t = at::opmath_type<scalar_t>;
 
   const scalar_t* input;
@@ -46,7 +46,7 @@ struct ForwardProducts {
 
 template <typename scalar_t>
 void forward_pointwise(
-    const ForwardArguments<scalar_t>& arguments,
+    const ForwardPointers<scalar_t>& arguments,
     const ForwardProducts<at::opmath_type<scalar_t>>& products);
 
 } // namespace lltm

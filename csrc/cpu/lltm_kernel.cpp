@@ -1,6 +1,7 @@
 #include "cpu/empty_gradients.h"
 #include "cpu/lltm_backward.h"
 #include "cpu/lltm_forward.h"
+#include "ops/dispatch.h"
 #include "ops/lltm.h"
 #include "ops/lltm_checks.h"
 
@@ -13,33 +14,28 @@ namespace lltm {
 namespace {
 
 template <bool write_gates>
-ForwardWithGatesResult forward_kernel_impl(
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& bias,
-    const at::Tensor& old_h,
-    const at::Tensor& old_cell) {
-  check_forward(input, weights, bias, old_h, old_cell);
-  const auto batch = input.size(0);
-  const auto state_size = old_h.size(1);
-  auto new_h = at::empty({batch, state_size}, input.options());
-  auto new_cell = at::empty({batch, state_size}, input.options());
+ForwardWithGatesResult forward_kernel_impl(const ForwardArguments& a) {
+  check_arguments(a);
+  const auto batch = a.input.size(0);
+  const auto state_size = a.old_h.size(1);
+  auto new_h = at::empty({batch, state_size}, a.input.options());
+  auto new_cell = at::empty({batch, state_size}, a.input.options());
   at::Tensor gates;
   if constexpr (write_gates) {
-    gates = at::empty({batch, 3 * state_size}, input.options());
+    gates = at::empty({batch, 3 * state_size}, a.input.options());
   }
   if (batch == 0 || state_size == 0) {
     return {std::move(new_h), std::move(new_cell), std::move(gates)};
   }
-  const auto input_ = input.expect_contiguous();
-  const auto weights_ = weights.expect_contiguous();
-  const auto bias_ = bias.expect_contiguous();
-  const auto old_h_ = old_h.expect_contiguous();
-  const auto old_cell_ = old_cell.expect_contiguous();
+  const auto input_ = a.input.expect_contiguous();
+  const auto weights_ = a.weights.expect_contiguous();
+  const auto bias_ = a.bias.expect_contiguous();
+  const auto old_h_ = a.old_h.expect_contiguous();
+  const auto old_cell_ = a.old_cell.expect_contiguous();
   AT_DISPATCH_FLOATING_TYPES_AND2(
-      at::kHalf, at::kBFloat16, input.scalar_type(), "lltm_forward_cpu", [&] {
+      at::kHalf, at::kBFloat16, a.input.scalar_type(), "lltm_forward_cpu", [&] {
         forward_step<scalar_t>({
-            {batch, input.size(1), state_size},
+            {batch, a.input.size(1), state_size},
             input_->const_data_ptr<scalar_t>(),
             weights_->const_data_ptr<scalar_t>(),
             bias_->const_data_ptr<scalar_t>(),
@@ -55,45 +51,36 @@ ForwardWithGatesResult forward_kernel_impl(
   return {std::move(new_h), std::move(new_cell), std::move(gates)};
 }
 
-ForwardResult forward_kernel(
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& bias,
-    const at::Tensor& old_h,
-    const at::Tensor& old_cell) {
-  auto [new_h, new_cell, gates] =
-      forward_kernel_impl<false>(input, weights, bias, old_h, old_cell);
+ForwardResult forward_kernel(const ForwardArguments& arguments) {
+  auto [new_h, new_cell, gates] = forward_kernel_impl<false>(arguments);
   return {std::move(new_h), std::move(new_cell)};
 }
 
-BackwardResult backward_kernel(
-    const at::Tensor& grad_h,
-    const at::Tensor& grad_cell,
-    const at::Tensor& new_cell,
-    const at::Tensor& gates,
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& old_h,
-    OutputMask output_mask) {
-  check_backward(grad_h, grad_cell, new_cell, gates, input, weights, old_h);
-  auto result = empty_gradients(new_cell, input, weights, old_h, output_mask);
-  if (new_cell.numel() == 0) {
+BackwardResult backward_kernel(const BackwardArguments& a) {
+  check_arguments(a);
+  auto result =
+      empty_gradients(a.new_cell, a.input, a.weights, a.old_h, a.output_mask);
+  if (a.new_cell.numel() == 0) {
     return result;
   }
-  const auto batch = input.size(0);
-  const auto state_size = old_h.size(1);
+  const auto batch = a.input.size(0);
+  const auto state_size = a.old_h.size(1);
   auto& [d_input, d_weights, d_bias, d_old_h, d_old_cell] = result;
-  const auto grad_h_ = grad_h.expect_contiguous();
-  const auto grad_cell_ = grad_cell.expect_contiguous();
-  const auto new_cell_ = new_cell.expect_contiguous();
-  const auto gates_ = gates.expect_contiguous();
-  const auto input_ = input.expect_contiguous();
-  const auto weights_ = weights.expect_contiguous();
-  const auto old_h_ = old_h.expect_contiguous();
+  const auto grad_h_ = a.grad_h.expect_contiguous();
+  const auto grad_cell_ = a.grad_cell.expect_contiguous();
+  const auto new_cell_ = a.new_cell.expect_contiguous();
+  const auto gates_ = a.gates.expect_contiguous();
+  const auto input_ = a.input.expect_contiguous();
+  const auto weights_ = a.weights.expect_contiguous();
+  const auto old_h_ = a.old_h.expect_contiguous();
   AT_DISPATCH_FLOATING_TYPES_AND2(
-      at::kHalf, at::kBFloat16, input.scalar_type(), "lltm_backward_cpu", [&] {
+      at::kHalf,
+      at::kBFloat16,
+      a.input.scalar_type(),
+      "lltm_backward_cpu",
+      [&] {
         backward_step<scalar_t>({
-            {batch, input.size(1), state_size},
+            {batch, a.input.size(1), state_size},
             grad_h_->const_data_ptr<scalar_t>(),
             grad_cell_->const_data_ptr<scalar_t>(),
             new_cell_->const_data_ptr<scalar_t>(),
@@ -114,9 +101,9 @@ BackwardResult backward_kernel(
 } // namespace
 
 TORCH_LIBRARY_IMPL(lltm, CPU, m) {
-  m.impl("forward", TORCH_FN(forward_kernel));
-  m.impl("_forward_with_gates", TORCH_FN(forward_kernel_impl<true>));
-  m.impl("backward", TORCH_FN(backward_kernel));
+  m.impl("forward", as_kernel<forward_kernel>());
+  m.impl("_forward_with_gates", as_kernel<forward_kernel_impl<true>>());
+  m.impl("backward", as_kernel<backward_kernel>());
 }
 
 } // namespace lltm

@@ -86,7 +86,7 @@ class SequenceBackwardRecurrence {
   using opmath_t = at::opmath_type<scalar_t>;
 
   explicit SequenceBackwardRecurrence(
-      const SequenceBackwardArguments<scalar_t>& arguments)
+      const SequenceBackwardPointers<scalar_t>& arguments)
       : a_(arguments),
         width_(backward_panel(a_.state_size)),
         panels_((a_.state_size + width_ - 1) / width_),
@@ -269,7 +269,7 @@ class SequenceBackwardRecurrence {
     }
   }
 
-  const SequenceBackwardArguments<scalar_t>& a_;
+  const SequenceBackwardPointers<scalar_t>& a_;
   const int64_t size_k_ = round_up(3 * a_.state_size, kPair<gemm_t>);
   const bool packs_ =
       kConverts || a_.steps.size() >= kStepsWorthPackingBackward;
@@ -286,8 +286,7 @@ class SequenceBackwardRecurrence {
 template <typename scalar_t, typename gemm_t>
 class SequenceBackward {
  public:
-  explicit SequenceBackward(
-      const SequenceBackwardArguments<scalar_t>& arguments)
+  explicit SequenceBackward(const SequenceBackwardPointers<scalar_t>& arguments)
       : a_(arguments),
         old_h_{a_.steps, a_.state_size, a_.output, a_.h0, a_.resets},
         chunks_(sequence_chunks(a_.steps, kRowsOfABackwardChunk)) {}
@@ -325,7 +324,7 @@ class SequenceBackward {
 
   // Gradients that add up over chunks, in opmath_t.
   struct Sums {
-    explicit Sums(const SequenceBackwardArguments<scalar_t>& a)
+    explicit Sums(const SequenceBackwardPointers<scalar_t>& a)
         : weights_scratch(
               in_place || a.d_weights == nullptr
                   ? 0
@@ -466,7 +465,7 @@ class SequenceBackward {
     return scratch;
   }
 
-  const SequenceBackwardArguments<scalar_t>& a_;
+  const SequenceBackwardPointers<scalar_t>& a_;
   const OldStates<scalar_t> old_h_;
   const std::vector<SequenceChunk> chunks_;
   const bool wants_columns_ = a_.d_weights != nullptr || a_.d_bias != nullptr;
@@ -476,7 +475,7 @@ class SequenceBackward {
 
 template <typename scalar_t>
 void sequence_backward_steps(
-    const SequenceBackwardArguments<scalar_t>& arguments) {
+    const SequenceBackwardPointers<scalar_t>& arguments) {
   if constexpr (kPair<scalar_t> == 2) {
     if (has_bfloat16_gemm()) {
       RECORD_USER_SCOPE("lltm::sequence_backward_gemm_bfloat16");
@@ -487,11 +486,11 @@ void sequence_backward_steps(
   SequenceBackward<scalar_t, at::opmath_type<scalar_t>>(arguments).run();
 }
 
-template void sequence_backward_steps(const SequenceBackwardArguments<double>&);
-template void sequence_backward_steps(const SequenceBackwardArguments<float>&);
+template void sequence_backward_steps(const SequenceBackwardPointers<double>&);
+template void sequence_backward_steps(const SequenceBackwardPointers<float>&);
 template void sequence_backward_steps(
-    const SequenceBackwardArguments<c10::Half>&);
+    const SequenceBackwardPointers<c10::Half>&);
 template void sequence_backward_steps(
-    const SequenceBackwardArguments<c10::BFloat16>&);
+    const SequenceBackwardPointers<c10::BFloat16>&);
 
 } // namespace lltm

@@ -11,7 +11,7 @@ namespace lltm {
 // On raw pointers to contiguous memory; batch is that of h0. Gradients that are
 // null are not wanted.
 template <typename scalar_t>
-struct SequenceBackwardArguments : CellSizes {
+struct SequenceBackwardPointers : CellSizes {
   const std::vector<SequenceStep>& steps;
   bool packed;
   const scalar_t* grad_output;
@@ -33,6 +33,6 @@ struct SequenceBackwardArguments : CellSizes {
 // A whole sequence backward.
 template <typename scalar_t>
 void sequence_backward_steps(
-    const SequenceBackwardArguments<scalar_t>& arguments);
+    const SequenceBackwardPointers<scalar_t>& arguments);
 
 } // namespace lltm

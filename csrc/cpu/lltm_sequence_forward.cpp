@@ -24,7 +24,7 @@ namespace {
 
 // With weights as they lie, as a loop over the cell.
 template <typename scalar_t>
-void forward_step_by_step(const SequenceForwardArguments<scalar_t>& a) {
+void forward_step_by_step(const SequenceForwardPointers<scalar_t>& a) {
   const auto size = a.state_size;
   const OldStates<scalar_t> h{a.steps, size, a.output, a.h0, a.resets};
   const OldStates<scalar_t> cell{a.steps, size, a.cells, a.c0, a.resets};
@@ -60,7 +60,7 @@ template <typename scalar_t, typename gemm_t>
 class SequenceForward {
  public:
   SequenceForward(
-      const SequenceForwardArguments<scalar_t>& arguments,
+      const SequenceForwardPointers<scalar_t>& arguments,
       bool packs)
       : a_(arguments),
         packs_(packs),
@@ -345,7 +345,7 @@ class SequenceForward {
         slot.blocks.begin * units_,
         std::min(slot.blocks.end * units_, size));
     const auto row = a_.steps[step].first_row + rows.begin;
-    const ForwardArguments<scalar_t> arguments{
+    const ForwardPointers<scalar_t> arguments{
         {rows.size(), a_.input_features, size},
         nullptr,
         nullptr,
@@ -394,7 +394,7 @@ class SequenceForward {
     }
   }
 
-  const SequenceForwardArguments<scalar_t>& a_;
+  const SequenceForwardPointers<scalar_t>& a_;
   const bool packs_;
   const OldStates<scalar_t> old_h_;
   const OldStates<scalar_t> old_cell_;
@@ -417,7 +417,7 @@ class SequenceForward {
 
 template <typename scalar_t>
 void sequence_forward_steps(
-    const SequenceForwardArguments<scalar_t>& arguments) {
+    const SequenceForwardPointers<scalar_t>& arguments) {
   if (arguments.steps.size() < kStepsWorthPacking) {
     RECORD_USER_SCOPE("lltm::sequence_forward_step_by_step");
     return forward_step_by_step(arguments);
@@ -444,11 +444,10 @@ void sequence_forward_steps(
   SequenceForward<scalar_t, opmath_t>(arguments, true).run();
 }
 
-template void sequence_forward_steps(const SequenceForwardArguments<double>&);
-template void sequence_forward_steps(const SequenceForwardArguments<float>&);
+template void sequence_forward_steps(const SequenceForwardPointers<double>&);
+template void sequence_forward_steps(const SequenceForwardPointers<float>&);
+template void sequence_forward_steps(const SequenceForwardPointers<c10::Half>&);
 template void sequence_forward_steps(
-    const SequenceForwardArguments<c10::Half>&);
-template void sequence_forward_steps(
-    const SequenceForwardArguments<c10::BFloat16>&);
+    const SequenceForwardPointers<c10::BFloat16>&);
 
 } // namespace lltm

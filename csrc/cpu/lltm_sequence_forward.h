@@ -10,7 +10,7 @@ namespace lltm {
 
 // On raw pointers to contiguous memory; batch is that of h0.
 template <typename scalar_t>
-struct SequenceForwardArguments : CellSizes {
+struct SequenceForwardPointers : CellSizes {
   const std::vector<SequenceStep>& steps;
   bool packed;
   const scalar_t* input;
@@ -26,7 +26,6 @@ struct SequenceForwardArguments : CellSizes {
 
 // A whole sequence forward, on the path that is fastest for its sizes.
 template <typename scalar_t>
-void sequence_forward_steps(
-    const SequenceForwardArguments<scalar_t>& arguments);
+void sequence_forward_steps(const SequenceForwardPointers<scalar_t>& arguments);
 
 } // namespace lltm

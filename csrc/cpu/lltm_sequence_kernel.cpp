@@ -1,6 +1,7 @@
 #include "cpu/empty_gradients.h"
 #include "cpu/lltm_sequence_backward.h"
 #include "cpu/lltm_sequence_forward.h"
+#include "ops/dispatch.h"
 #include "ops/lltm_sequence.h"
 #include "ops/lltm_sequence_checks.h"
 #include "ops/sequence_steps.h"
@@ -23,43 +24,35 @@ at::Tensor contiguous_or_none(const OptionalTensor& tensor) {
 
 template <bool write_gates>
 ForwardWithGatesResult sequence_forward_kernel_impl(
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& bias,
-    const at::Tensor& h0,
-    const at::Tensor& c0,
-    const OptionalTensor& batch_sizes,
-    bool reverse,
-    const OptionalTensor& resets) {
-  check_sequence_forward(input, weights, bias, h0, c0, batch_sizes, resets);
-  const auto steps =
-      sequence_steps(kSequenceForward, input, h0, batch_sizes, reverse);
-  const auto state_size = h0.size(1);
-  auto output = empty_rows(input, state_size);
-  auto cells = empty_rows(input, state_size);
+    const SequenceForwardArguments& a) {
+  check_arguments(a);
+  const auto steps = sequence_steps(a);
+  const auto state_size = a.h0.size(1);
+  auto output = empty_rows(a.input, state_size);
+  auto cells = empty_rows(a.input, state_size);
   at::Tensor gates;
   if constexpr (write_gates) {
-    gates = empty_rows(input, 3 * state_size);
+    gates = empty_rows(a.input, 3 * state_size);
   }
   if (output.numel() == 0) {
     return {std::move(output), std::move(cells), std::move(gates)};
   }
-  const auto input_ = input.expect_contiguous();
-  const auto weights_ = weights.expect_contiguous();
-  const auto bias_ = bias.expect_contiguous();
-  const auto h0_ = h0.expect_contiguous();
-  const auto c0_ = c0.expect_contiguous();
-  const auto resets_ = contiguous_or_none(resets);
+  const auto input_ = a.input.expect_contiguous();
+  const auto weights_ = a.weights.expect_contiguous();
+  const auto bias_ = a.bias.expect_contiguous();
+  const auto h0_ = a.h0.expect_contiguous();
+  const auto c0_ = a.c0.expect_contiguous();
+  const auto resets_ = contiguous_or_none(a.resets);
   AT_DISPATCH_FLOATING_TYPES_AND2(
       at::kHalf,
       at::kBFloat16,
-      input.scalar_type(),
+      a.input.scalar_type(),
       "lltm_sequence_forward_cpu",
       [&] {
         sequence_forward_steps<scalar_t>({
-            {h0.size(0), input.size(-1), state_size},
+            {a.h0.size(0), a.input.size(-1), state_size},
             steps,
-            batch_sizes.has_value(),
+            a.batch_sizes.has_value(),
             input_->const_data_ptr<scalar_t>(),
             weights_->const_data_ptr<scalar_t>(),
             bias_->const_data_ptr<scalar_t>(),
@@ -75,70 +68,40 @@ ForwardWithGatesResult sequence_forward_kernel_impl(
 }
 
 ForwardResult sequence_forward_kernel(
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& bias,
-    const at::Tensor& h0,
-    const at::Tensor& c0,
-    const OptionalTensor& batch_sizes,
-    bool reverse,
-    const OptionalTensor& resets) {
-  auto [output, cells, gates] = sequence_forward_kernel_impl<false>(
-      input, weights, bias, h0, c0, batch_sizes, reverse, resets);
+    const SequenceForwardArguments& arguments) {
+  auto [output, cells, gates] = sequence_forward_kernel_impl<false>(arguments);
   return {std::move(output), std::move(cells)};
 }
 
-BackwardResult sequence_backward_kernel(
-    const at::Tensor& grad_output,
-    const at::Tensor& grad_cells,
-    const at::Tensor& output,
-    const at::Tensor& cells,
-    const at::Tensor& gates,
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& h0,
-    const OptionalTensor& batch_sizes,
-    bool reverse,
-    const OptionalTensor& resets,
-    OutputMask output_mask) {
-  check_sequence_backward(
-      grad_output,
-      grad_cells,
-      output,
-      cells,
-      gates,
-      input,
-      weights,
-      h0,
-      batch_sizes,
-      resets);
-  const auto steps =
-      sequence_steps(kSequenceBackward, input, h0, batch_sizes, reverse);
-  const auto state_size = h0.size(1);
-  auto result = empty_gradients(output, input, weights, h0, output_mask);
-  if (output.numel() == 0) {
+BackwardResult sequence_backward_kernel(const SequenceBackwardArguments& a) {
+  check_arguments(a);
+  const auto steps = sequence_steps(a);
+  const auto state_size = a.h0.size(1);
+  auto result =
+      empty_gradients(a.output, a.input, a.weights, a.h0, a.output_mask);
+  if (a.output.numel() == 0) {
     return result;
   }
   auto& [d_input, d_weights, d_bias, d_h0, d_c0] = result;
-  const auto grad_output_ = grad_output.expect_contiguous();
-  const auto grad_cells_ = grad_cells.expect_contiguous();
-  const auto output_ = output.expect_contiguous();
-  const auto cells_ = cells.expect_contiguous();
-  const auto gates_ = gates.expect_contiguous();
-  const auto input_ = input.expect_contiguous();
-  const auto weights_ = weights.expect_contiguous();
-  const auto h0_ = h0.expect_contiguous();
-  const auto resets_ = contiguous_or_none(resets);
+  const auto grad_output_ = a.grad_output.expect_contiguous();
+  const auto grad_cells_ = a.grad_cells.expect_contiguous();
+  const auto output_ = a.output.expect_contiguous();
+  const auto cells_ = a.cells.expect_contiguous();
+  const auto gates_ = a.gates.expect_contiguous();
+  const auto input_ = a.input.expect_contiguous();
+  const auto weights_ = a.weights.expect_contiguous();
+  const auto h0_ = a.h0.expect_contiguous();
+  const auto resets_ = contiguous_or_none(a.resets);
   AT_DISPATCH_FLOATING_TYPES_AND2(
       at::kHalf,
       at::kBFloat16,
-      input.scalar_type(),
+      a.input.scalar_type(),
       "lltm_sequence_backward_cpu",
       [&] {
         sequence_backward_steps<scalar_t>({
-            {h0.size(0), input.size(-1), state_size},
+            {a.h0.size(0), a.input.size(-1), state_size},
             steps,
-            batch_sizes.has_value(),
+            a.batch_sizes.has_value(),
             grad_output_->const_data_ptr<scalar_t>(),
             grad_cells_->const_data_ptr<scalar_t>(),
             output_->const_data_ptr<scalar_t>(),
@@ -161,11 +124,11 @@ BackwardResult sequence_backward_kernel(
 } // namespace
 
 TORCH_LIBRARY_IMPL(lltm, CPU, m) {
-  m.impl("sequence_forward", TORCH_FN(sequence_forward_kernel));
+  m.impl("sequence_forward", as_kernel<sequence_forward_kernel>());
   m.impl(
       "_sequence_forward_with_gates",
-      TORCH_FN(sequence_forward_kernel_impl<true>));
-  m.impl("sequence_backward", TORCH_FN(sequence_backward_kernel));
+      as_kernel<sequence_forward_kernel_impl<true>>());
+  m.impl("sequence_backward", as_kernel<sequence_backward_kernel>());
 }
 
 } // namespace lltm

@@ -1,5 +1,6 @@
 #include "cuda/launch_pointwise.cuh"
 #include "cuda/lltm_pointwise.h"
+#include "ops/dispatch.h"
 #include "ops/lltm.h"
 #include "ops/lltm_checks.h"
 #include "ops/lltm_linear.h"
@@ -60,70 +61,51 @@ void launch_backward(
 }
 
 template <bool write_gates>
-ForwardWithGatesResult forward_kernel_impl(
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& bias,
-    const at::Tensor& old_h,
-    const at::Tensor& old_cell) {
-  check_forward(input, weights, bias, old_h, old_cell);
-  const c10::cuda::CUDAGuard device_guard(input.device());
-  const auto batch = input.size(0);
-  const auto state_size = old_h.size(1);
-  auto gates = linear_gates(input, weights, bias, old_h);
-  auto new_h = at::empty({batch, state_size}, input.options());
-  auto new_cell = at::empty({batch, state_size}, input.options());
+ForwardWithGatesResult forward_kernel_impl(const ForwardArguments& a) {
+  check_arguments(a);
+  const c10::cuda::CUDAGuard device_guard(a.input.device());
+  const auto batch = a.input.size(0);
+  const auto state_size = a.old_h.size(1);
+  auto gates = linear_gates(a.input, a.weights, a.bias, a.old_h);
+  auto new_h = at::empty({batch, state_size}, a.input.options());
+  auto new_cell = at::empty({batch, state_size}, a.input.options());
   launch_forward<write_gates>(
-      gates, *old_cell.expect_contiguous(), new_h, new_cell);
+      gates, *a.old_cell.expect_contiguous(), new_h, new_cell);
   return {std::move(new_h), std::move(new_cell), std::move(gates)};
 }
 
-ForwardResult forward_kernel(
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& bias,
-    const at::Tensor& old_h,
-    const at::Tensor& old_cell) {
-  auto [new_h, new_cell, gates] =
-      forward_kernel_impl<false>(input, weights, bias, old_h, old_cell);
+ForwardResult forward_kernel(const ForwardArguments& arguments) {
+  auto [new_h, new_cell, gates] = forward_kernel_impl<false>(arguments);
   return {std::move(new_h), std::move(new_cell)};
 }
 
-BackwardResult backward_kernel(
-    const at::Tensor& grad_h,
-    const at::Tensor& grad_cell,
-    const at::Tensor& new_cell,
-    const at::Tensor& gates,
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& old_h,
-    OutputMask output_mask) {
-  check_backward(grad_h, grad_cell, new_cell, gates, input, weights, old_h);
-  const c10::cuda::CUDAGuard device_guard(input.device());
-  const auto batch = input.size(0);
-  const auto state_size = old_h.size(1);
+BackwardResult backward_kernel(const BackwardArguments& a) {
+  check_arguments(a);
+  const c10::cuda::CUDAGuard device_guard(a.input.device());
+  const auto batch = a.input.size(0);
+  const auto state_size = a.old_h.size(1);
   at::Tensor d_gates;
-  if (needs_d_gates(output_mask)) {
-    d_gates = at::empty({batch, 3 * state_size}, input.options());
+  if (needs_d_gates(a.output_mask)) {
+    d_gates = at::empty({batch, 3 * state_size}, a.input.options());
   }
-  auto d_old_cell = at::empty({batch, state_size}, input.options());
+  auto d_old_cell = at::empty({batch, state_size}, a.input.options());
   launch_backward(
-      *grad_h.expect_contiguous(),
-      *grad_cell.expect_contiguous(),
-      *new_cell.expect_contiguous(),
-      *gates.expect_contiguous(),
+      *a.grad_h.expect_contiguous(),
+      *a.grad_cell.expect_contiguous(),
+      *a.new_cell.expect_contiguous(),
+      *a.gates.expect_contiguous(),
       d_gates,
       d_old_cell);
   return linear_gates_backward(
-      d_gates, d_old_cell, input, weights, old_h, output_mask);
+      d_gates, d_old_cell, a.input, a.weights, a.old_h, a.output_mask);
 }
 
 } // namespace
 
 TORCH_LIBRARY_IMPL(lltm, CUDA, m) {
-  m.impl("forward", TORCH_FN(forward_kernel));
-  m.impl("_forward_with_gates", TORCH_FN(forward_kernel_impl<true>));
-  m.impl("backward", TORCH_FN(backward_kernel));
+  m.impl("forward", as_kernel<forward_kernel>());
+  m.impl("_forward_with_gates", as_kernel<forward_kernel_impl<true>>());
+  m.impl("backward", as_kernel<backward_kernel>());
 }
 
 } // namespace lltm

@@ -68,16 +68,16 @@ const scalar_t* const_rows(const at::Tensor& rows, const SequenceStep& step) {
 }
 
 // Nothing if the recurrence is off, or does not take it.
-template <typename Device>
+template <typename Device, typename Arguments>
 std::optional<recurrence::Sequence> recurrence_sequence(
-    const std::vector<SequenceStep>& steps,
-    const at::Tensor& h0,
-    bool packed,
-    bool reverse) {
-  const auto batch = h0.size(0);
-  const auto state_size = h0.size(1);
+    const Arguments& a,
+    const std::vector<SequenceStep>& steps) {
+  const auto batch = a.h0.size(0);
+  const auto state_size = a.h0.size(1);
+  const bool packed = a.batch_sizes.has_value();
   const bool fits = Device::recurrence_is_on() &&
-      (h0.scalar_type() == at::kHalf || h0.scalar_type() == at::kBFloat16) &&
+      (a.h0.scalar_type() == at::kHalf ||
+       a.h0.scalar_type() == at::kBFloat16) &&
       state_size % recurrence::kColumns == 0 && state_size > 0 &&
       state_size <= recurrence::kMostUnits &&
       batch <= (packed ? recurrence::kMostPackedBatch : INT32_MAX);
@@ -87,11 +87,11 @@ std::optional<recurrence::Sequence> recurrence_sequence(
   recurrence::Sequence sequence{};
   sequence.steps = static_cast<int32_t>(steps.size());
   sequence.batch = static_cast<int32_t>(batch);
-  sequence.reverse = reverse;
+  sequence.reverse = a.reverse;
   sequence.packed = packed;
   for (int64_t t = 0; packed && t < sequence.steps; ++t) {
     const auto rows_of = [&](int64_t t) {
-      return steps[reverse ? sequence.steps - 1 - t : t].rows;
+      return steps[a.reverse ? sequence.steps - 1 - t : t].rows;
     };
     const auto rows_of_next = t + 1 < sequence.steps ? rows_of(t + 1) : 0;
     std::fill(
@@ -123,28 +123,23 @@ template <typename Device>
 class SequenceForward {
  public:
   SequenceForward(
+      const SequenceForwardArguments& a,
       const std::vector<SequenceStep>& steps,
-      const at::Tensor& weights,
-      const at::Tensor& h0,
-      const at::Tensor& c0,
-      bool packed,
-      bool reverse,
-      const at::Tensor& resets,
       const at::Tensor& output,
       const at::Tensor& cells)
       : steps_(steps),
-        reverse_(reverse),
-        weights_for_h_(weights.narrow(1, 0, h0.size(1))),
-        h0_(aligned(h0)),
-        resets_(resets),
+        reverse_(a.reverse),
+        weights_for_h_(a.weights.narrow(1, 0, a.h0.size(1))),
+        h0_(aligned(a.h0)),
+        resets_(flat_or_none(a.resets)),
         output_(output.flatten(0, -2)),
         cells_(cells.flatten(0, -2)),
-        cell_(c0.to(
-            at::toOpMathType(c0.scalar_type()),
+        cell_(a.c0.to(
+            at::toOpMathType(a.c0.scalar_type()),
             /*non_blocking=*/false,
             /*copy=*/true,
             at::MemoryFormat::Contiguous)),
-        sequence_(recurrence_sequence<Device>(steps, h0, packed, reverse)) {}
+        sequence_(recurrence_sequence<Device>(a, steps)) {}
 
   // gates: those of the chunk, its products with input.
   template <bool write_gates>
@@ -247,56 +242,39 @@ class SequenceForward {
 
 template <typename Device, bool write_gates>
 ForwardWithGatesResult sequence_forward_impl(
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& bias,
-    const at::Tensor& h0,
-    const at::Tensor& c0,
-    const OptionalTensor& batch_sizes,
-    bool reverse,
-    const OptionalTensor& resets) {
-  check_sequence_forward(input, weights, bias, h0, c0, batch_sizes, resets);
-  const typename Device::Guard device_guard(input.device());
+    const SequenceForwardArguments& a) {
+  check_arguments(a);
+  const typename Device::Guard device_guard(a.input.device());
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(
       c10::autocast_dispatch_keyset);
-  const auto steps =
-      sequence_steps(kSequenceForward, input, h0, batch_sizes, reverse);
-  const auto state_size = h0.size(1);
-  auto output = empty_rows(input, state_size);
-  auto cells = empty_rows(input, state_size);
+  const auto steps = sequence_steps(a);
+  const auto state_size = a.h0.size(1);
+  auto output = empty_rows(a.input, state_size);
+  auto cells = empty_rows(a.input, state_size);
   at::Tensor gates;
   if constexpr (write_gates) {
-    gates = empty_rows(input, 3 * state_size);
+    gates = empty_rows(a.input, 3 * state_size);
   }
   if (output.numel() == 0) {
     return {std::move(output), std::move(cells), std::move(gates)};
   }
-  SequenceForward<Device> forward(
-      steps,
-      weights,
-      h0,
-      c0,
-      batch_sizes.has_value(),
-      reverse,
-      flat_or_none(resets),
-      output,
-      cells);
-  const auto input_rows = input.flatten(0, -2);
+  SequenceForward<Device> forward(a, steps, output, cells);
+  const auto input_rows = a.input.flatten(0, -2);
   const auto weights_for_input =
-      weights.narrow(1, state_size, input.size(-1)).t();
+      a.weights.narrow(1, state_size, a.input.size(-1)).t();
   // Gates that nobody wants take memory that does not grow with time.
   const auto most = Device::kBytesOfGates /
-      (3 * state_size * static_cast<int64_t>(input.element_size()));
+      (3 * state_size * static_cast<int64_t>(a.input.element_size()));
   const auto chunks =
       sequence_chunks(steps, write_gates ? input_rows.size(0) : most);
   const auto buffer = write_gates
       ? gates.flatten(0, -2)
-      : at::empty({most_rows(chunks), 3 * state_size}, input.options());
+      : at::empty({most_rows(chunks), 3 * state_size}, a.input.options());
   for (const auto& chunk : chunks) {
     auto products = buffer.narrow(0, 0, chunk.rows);
     at::addmm_out(
         products,
-        bias,
+        a.bias,
         input_rows.narrow(0, chunk.first_row, chunk.rows),
         weights_for_input);
     forward.template run<write_gates>(chunk, products);
@@ -308,49 +286,42 @@ template <typename Device>
 class SequenceBackward {
  public:
   SequenceBackward(
+      const SequenceBackwardArguments& a,
       const std::vector<SequenceStep>& steps,
-      const at::Tensor& grad_output,
-      const at::Tensor& grad_cells,
-      const at::Tensor& cells,
-      const at::Tensor& gates,
-      const at::Tensor& weights,
-      const at::Tensor& resets,
       const at::Tensor& d_gates)
       : steps_(steps),
-        grad_output_(as_rows(grad_output)),
-        grad_cells_(as_rows(grad_cells)),
-        cells_(as_rows(cells)),
-        gates_(as_rows(gates)),
-        weights_for_h_(weights),
-        resets_(resets),
-        d_gates_(d_gates) {}
+        grad_output_(as_rows(a.grad_output)),
+        grad_cells_(as_rows(a.grad_cells)),
+        cells_(as_rows(a.cells)),
+        gates_(as_rows(a.gates)),
+        weights_for_h_(a.weights.narrow(1, 0, a.h0.size(1))),
+        resets_(flat_or_none(a.resets)),
+        d_gates_(d_gates),
+        state_sizes_(a.h0.sizes()),
+        sequence_(recurrence_sequence<Device>(a, steps)) {}
 
   // d_h0 and d_c0, of the dtype of gates. Writes d_gates.
-  std::tuple<at::Tensor, at::Tensor>
-  run(const at::Tensor& h0, bool packed, bool reverse) const {
-    if (const auto sequence =
-            recurrence_sequence<Device>(steps_, h0, packed, reverse)) {
-      auto d_h0 = at::empty(h0.sizes(), gates_.options());
-      auto d_c0 = at::empty(h0.sizes(), gates_.options());
-      if (run_recurrence(*sequence, d_h0, d_c0)) {
+  std::tuple<at::Tensor, at::Tensor> run() const {
+    if (sequence_) {
+      auto d_h0 = at::empty(state_sizes_, gates_.options());
+      auto d_c0 = at::empty(state_sizes_, gates_.options());
+      if (run_recurrence(d_h0, d_c0)) {
         return {std::move(d_h0), std::move(d_c0)};
       }
     }
-    return run_steps(h0);
+    return run_steps();
   }
 
  private:
-  bool run_recurrence(
-      const recurrence::Sequence& sequence,
-      const at::Tensor& d_h0,
-      const at::Tensor& d_c0) const {
+  bool run_recurrence(const at::Tensor& d_h0, const at::Tensor& d_c0) const {
     Device::fill_sentinel(d_gates_);
     bool ran = false;
     AT_DISPATCH_REDUCED_FLOATING_TYPES(
         gates_.scalar_type(), "lltm_backward", [&] {
           recurrence::Backward<scalar_t> args{};
-          args.sequence = sequence;
-          args.last = cursor_of(steps_, sequence.steps - 1, sequence.reverse);
+          args.sequence = *sequence_;
+          args.last =
+              cursor_of(steps_, sequence_->steps - 1, sequence_->reverse);
           args.state_size = static_cast<int32_t>(d_h0.size(1));
           args.weights = weights_for_h_.const_data_ptr<scalar_t>();
           args.weights_strides[0] = weights_for_h_.stride(0);
@@ -368,11 +339,11 @@ class SequenceBackward {
     return ran;
   }
 
-  std::tuple<at::Tensor, at::Tensor> run_steps(const at::Tensor& h0) const {
+  std::tuple<at::Tensor, at::Tensor> run_steps() const {
     const auto options =
         gates_.options().dtype(at::toOpMathType(gates_.scalar_type()));
-    const auto d_h = at::zeros(h0.sizes(), options);
-    const auto d_cell = at::zeros(h0.sizes(), options);
+    const auto d_h = at::zeros(state_sizes_, options);
+    const auto d_cell = at::zeros(state_sizes_, options);
     const SequenceStep* next = nullptr;
     for (auto step = steps_.rbegin(); step != steps_.rend(); ++step) {
       run_pointwise(*step, next, d_h, d_cell);
@@ -420,124 +391,74 @@ class SequenceBackward {
   const at::Tensor weights_for_h_;
   const at::Tensor resets_;
   const at::Tensor d_gates_;
+  const at::IntArrayRef state_sizes_;
+  const std::optional<recurrence::Sequence> sequence_;
 };
 
 // The gradient of the weights for h and for input, in one tensor. Where all
 // rows run at all steps, the states that steps began with lie in output and are
 // not copied.
 inline at::Tensor d_weights_of_sequence(
+    const SequenceBackwardArguments& a,
     const std::vector<SequenceStep>& steps,
-    const at::Tensor& d_gates,
-    const at::Tensor& output,
-    const at::Tensor& input,
-    const at::Tensor& h0,
-    bool packed,
-    bool reverse,
-    const at::Tensor& resets) {
-  const auto state_size = h0.size(1);
-  auto d_weights =
-      at::empty({3 * state_size, state_size + input.size(1)}, input.options());
+    const at::Tensor& d_gates) {
+  auto d_weights = at::empty(a.weights.sizes(), a.input.options());
+  if (d_gates.numel() == 0) {
+    return d_weights.zero_();
+  }
+  const auto state_size = a.h0.size(1);
   auto for_h = d_weights.narrow(1, 0, state_size);
-  auto for_input = d_weights.narrow(1, state_size, input.size(1));
-  at::mm_out(for_input, d_gates.t(), input);
-  if (packed || resets.defined()) {
-    const auto old_h = composite::old_states(
-        steps,
-        output,
-        h0,
-        reverse,
-        resets.defined() ? OptionalTensor(resets) : OptionalTensor());
+  auto for_input = d_weights.narrow(1, state_size, a.input.size(-1));
+  const auto output = as_rows(a.output);
+  at::mm_out(for_input, d_gates.t(), as_rows(a.input));
+  if (a.batch_sizes || a.resets) {
+    const auto resets =
+        a.resets ? OptionalTensor(flat_or_none(a.resets)) : OptionalTensor();
+    const auto old_h =
+        composite::old_states(steps, output, a.h0, a.reverse, resets);
     at::mm_out(for_h, d_gates.t(), old_h);
     return d_weights;
   }
   const auto& first = steps.front();
-  at::mm_out(for_h, of_step(d_gates, first).t(), h0);
+  at::mm_out(for_h, of_step(d_gates, first).t(), a.h0);
   const auto rest = output.size(0) - first.rows;
-  const auto later = d_gates.narrow(0, reverse ? 0 : first.rows, rest);
-  const auto earlier = output.narrow(0, reverse ? first.rows : 0, rest);
+  const auto later = d_gates.narrow(0, a.reverse ? 0 : first.rows, rest);
+  const auto earlier = output.narrow(0, a.reverse ? first.rows : 0, rest);
   for_h.addmm_(later.t(), earlier);
   return d_weights;
 }
 
 template <typename Device>
-BackwardResult sequence_backward_impl(
-    const at::Tensor& grad_output,
-    const at::Tensor& grad_cells,
-    const at::Tensor& output,
-    const at::Tensor& cells,
-    const at::Tensor& gates,
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& h0,
-    const OptionalTensor& batch_sizes,
-    bool reverse,
-    const OptionalTensor& resets,
-    OutputMask output_mask) {
-  check_sequence_backward(
-      grad_output,
-      grad_cells,
-      output,
-      cells,
-      gates,
-      input,
-      weights,
-      h0,
-      batch_sizes,
-      resets);
-  const typename Device::Guard device_guard(input.device());
+BackwardResult sequence_backward_impl(const SequenceBackwardArguments& a) {
+  check_arguments(a);
+  const typename Device::Guard device_guard(a.input.device());
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(
       c10::autocast_dispatch_keyset);
-  const bool packed = batch_sizes.has_value();
-  const auto steps =
-      sequence_steps(kSequenceBackward, input, h0, batch_sizes, reverse);
-  const auto state_size = h0.size(1);
-  const auto input_rows = as_rows(input);
-  const auto reset_rows = flat_or_none(resets);
+  const auto steps = sequence_steps(a);
+  const auto input_rows = as_rows(a.input);
   const auto d_gates =
-      at::empty({input_rows.size(0), 3 * state_size}, input.options());
+      at::empty({input_rows.size(0), a.weights.size(0)}, a.input.options());
   at::Tensor d_h0, d_c0;
   if (d_gates.numel() == 0) {
-    d_h0 = at::zeros(h0.sizes(), input.options());
-    d_c0 = at::zeros(h0.sizes(), input.options());
+    d_h0 = at::zeros(a.h0.sizes(), a.input.options());
+    d_c0 = at::zeros(a.h0.sizes(), a.input.options());
   } else {
-    const SequenceBackward<Device> backward(
-        steps,
-        grad_output,
-        grad_cells,
-        cells,
-        gates,
-        weights.narrow(1, 0, state_size),
-        reset_rows,
-        d_gates);
-    std::tie(d_h0, d_c0) = backward.run(h0, packed, reverse);
+    std::tie(d_h0, d_c0) = SequenceBackward<Device>(a, steps, d_gates).run();
   }
   auto [d_input, none, d_bias, nothing, neither] = linear_gates_backward(
       d_gates,
       {},
       input_rows,
-      weights,
-      h0,
-      {output_mask[0], false, output_mask[2], false, false});
-  at::Tensor d_weights;
-  if (output_mask[1]) {
-    d_weights = d_gates.numel() == 0
-        ? at::zeros(weights.sizes(), input.options())
-        : d_weights_of_sequence(
-              steps,
-              d_gates,
-              as_rows(output),
-              input_rows,
-              h0,
-              packed,
-              reverse,
-              reset_rows);
-  }
+      a.weights,
+      a.h0,
+      {a.output_mask[0], false, a.output_mask[2], false, false});
   return {
-      output_mask[0] ? d_input.view(input.sizes()) : at::Tensor(),
-      d_weights,
+      a.output_mask[0] ? d_input.view(a.input.sizes()) : at::Tensor(),
+      a.output_mask[1] ? d_weights_of_sequence(a, steps, d_gates)
+                       : at::Tensor(),
       d_bias,
-      output_mask[3] ? d_h0 : at::Tensor(),
-      output_mask[4] ? d_c0 : at::Tensor()};
+      a.output_mask[3] ? d_h0 : at::Tensor(),
+      a.output_mask[4] ? d_c0 : at::Tensor()};
 }
 
 } // namespace lltm

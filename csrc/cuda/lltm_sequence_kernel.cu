@@ -1,6 +1,7 @@
 #include "cuda/launch_pointwise.cuh"
 #include "cuda/lltm_recurrence_launch.h"
 #include "cuda/lltm_sequence_impl.h"
+#include "ops/dispatch.h"
 
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -57,27 +58,20 @@ struct CudaDevice {
 };
 
 ForwardResult sequence_forward_kernel(
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& bias,
-    const at::Tensor& h0,
-    const at::Tensor& c0,
-    const OptionalTensor& batch_sizes,
-    bool reverse,
-    const OptionalTensor& resets) {
-  auto [output, cells, gates] = sequence_forward_impl<CudaDevice, false>(
-      input, weights, bias, h0, c0, batch_sizes, reverse, resets);
+    const SequenceForwardArguments& arguments) {
+  auto [output, cells, gates] =
+      sequence_forward_impl<CudaDevice, false>(arguments);
   return {std::move(output), std::move(cells)};
 }
 
 } // namespace
 
 TORCH_LIBRARY_IMPL(lltm, CUDA, m) {
-  m.impl("sequence_forward", TORCH_FN(sequence_forward_kernel));
+  m.impl("sequence_forward", as_kernel<sequence_forward_kernel>());
   m.impl(
       "_sequence_forward_with_gates",
-      TORCH_FN((sequence_forward_impl<CudaDevice, true>)));
-  m.impl("sequence_backward", TORCH_FN(sequence_backward_impl<CudaDevice>));
+      as_kernel<sequence_forward_impl<CudaDevice, true>>());
+  m.impl("sequence_backward", as_kernel<sequence_backward_impl<CudaDevice>>());
 }
 
 } // namespace lltm

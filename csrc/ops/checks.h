@@ -1,29 +1,68 @@
 #pragma once
 
-#include <ATen/core/Tensor.h>
+#include "ops/arguments.h"
 
-#include <initializer_list>
-#include <utility>
+#include <c10/util/StringUtil.h>
+
+#include <string>
 
 // What the checks of all operators are made of. Each raises one sentence with
 // the operator, the argument, what was expected and what was given.
 namespace lltm {
 
-using NamedTensor = std::pair<const char*, const at::Tensor&>;
-using NamedTensors = std::initializer_list<NamedTensor>;
+template <typename Got>
+std::string expected(const char* op, const std::string& what, const Got& got) {
+  return c10::str(op, ": expected ", what, ", but got ", got);
+}
 
-// All of args defined, not nested, and on the device of the first.
-void check_devices(const char* op, NamedTensors args);
+// Not nested either: the Autograd kernels would fail over the sizes.
+void check_defined(const char* op, const Field<at::Tensor>& argument);
 
-// All of args dense, of one dtype, and that one supported.
-void check_layouts_and_dtypes(const char* op, NamedTensors args);
+// Defined, and where it belongs. input is known to be defined.
+void check_device(
+    const char* op,
+    const Field<at::Tensor>& argument,
+    const at::Tensor& input);
+
+// Of all tensors. Stands apart because FakeTensor hides the devices from the
+// Meta kernel: the Autograd kernels, above it, call this.
+template <typename Arguments>
+void check_devices(const Arguments& a) {
+  check_defined(a.kOperator, field("input", a.input));
+  any_tensor(a, [&](const Field<at::Tensor>& argument) {
+    check_device(a.kOperator, argument, a.input);
+    return false;
+  });
+}
+
+// Dense, and of the dtype of input, which has to be supported.
+void check_layout_and_dtype(
+    const char* op,
+    const Field<at::Tensor>& argument,
+    const at::Tensor& input);
+
+// Other arguments, optional ones too, have a dtype of their own.
+template <typename T>
+void check_layout_and_dtype(
+    const char* /*op*/,
+    const Field<T>& /*argument*/,
+    const at::Tensor& /*input*/) {}
+
+template <typename Arguments>
+void check_layouts_and_dtypes(const Arguments& a) {
+  std::apply(
+      [&](const auto&... arguments) {
+        (check_layout_and_dtype(a.kOperator, arguments, a.input), ...);
+      },
+      a.fields());
+}
 
 // Sizes may be symbolic. names says what they mean: "[batch, state_size]".
 void check_shape(
     const char* op,
-    const NamedTensor& arg,
+    const Field<at::Tensor>& argument,
     const char* names,
-    c10::SymIntArrayRef expected);
+    c10::SymIntArrayRef sizes);
 
 // weights [3 * state_size, state_size + input_features], for the input whose
 // last dimension is input_features. Returns state_size.

@@ -1,47 +1,25 @@
 #include "ops/lltm.h"
 
+#include "ops/dispatch.h"
+
 #include <torch/library.h>
 
 namespace lltm {
 
-ForwardResult forward(
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& bias,
-    const at::Tensor& old_h,
-    const at::Tensor& old_cell) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("lltm::forward", "")
-                             .typed<decltype(forward)>();
-  return op.call(input, weights, bias, old_h, old_cell);
+ForwardResult forward(const ForwardArguments& arguments) {
+  static const Operator<ForwardResult, ForwardArguments> op("lltm::forward");
+  return op(arguments);
 }
 
-ForwardWithGatesResult _forward_with_gates(
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& bias,
-    const at::Tensor& old_h,
-    const at::Tensor& old_cell) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("lltm::_forward_with_gates", "")
-                             .typed<decltype(_forward_with_gates)>();
-  return op.call(input, weights, bias, old_h, old_cell);
+ForwardWithGatesResult _forward_with_gates(const ForwardArguments& arguments) {
+  static const Operator<ForwardWithGatesResult, ForwardArguments> op(
+      "lltm::_forward_with_gates");
+  return op(arguments);
 }
 
-BackwardResult backward(
-    const at::Tensor& grad_h,
-    const at::Tensor& grad_cell,
-    const at::Tensor& new_cell,
-    const at::Tensor& gates,
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& old_h,
-    OutputMask output_mask) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("lltm::backward", "")
-                             .typed<decltype(backward)>();
-  return op.call(
-      grad_h, grad_cell, new_cell, gates, input, weights, old_h, output_mask);
+BackwardResult backward(const BackwardArguments& arguments) {
+  static const Operator<BackwardResult, BackwardArguments> op("lltm::backward");
+  return op(arguments);
 }
 
 // flexible_layout: the kernels take any strides, so torch.compile need not copy

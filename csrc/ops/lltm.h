@@ -1,12 +1,15 @@
 #pragma once
 
-#include <ATen/core/Tensor.h>
+#include "ops/arguments.h"
 
 #include <array>
 #include <tuple>
 
 // The operators as C++ functions. Each call goes through the dispatcher, so
-// autograd, autocast, tracing and the function transforms apply, on any device.
+// autograd, autocast, tracing and the function transforms apply, on any device:
+//
+//   auto [new_h, new_cell] =
+//       lltm::forward({input, weights, bias, old_h, old_cell});
 //
 // Shapes: input [batch, input_features], weights [3 * state_size, state_size +
 // input_features] (columns [0, state_size) multiply old_h, the rest multiply
@@ -16,40 +19,70 @@
 // bfloat16 and float16, with any strides. Violations raise c10::Error.
 namespace lltm {
 
+struct ForwardArguments {
+  static constexpr auto kOperator = "lltm::forward";
+  // Which dimension of input and of results is the batch.
+  static constexpr int64_t kBatchDim = 0;
+
+  const at::Tensor& input;
+  const at::Tensor& weights;
+  const at::Tensor& bias;
+  const at::Tensor& old_h;
+  const at::Tensor& old_cell;
+
+  auto fields() const {
+    return std::make_tuple(
+        field("input", input, kBatchDim),
+        field("weights", weights),
+        field("bias", bias),
+        field("old_h", old_h, kBatchDim),
+        field("old_cell", old_cell, kBatchDim));
+  }
+};
+
 // Gradients of the cell, in this order: input, weights, bias, old_h, old_cell.
 using OutputMask = std::array<bool, 5>;
+
+struct BackwardArguments {
+  static constexpr auto kOperator = "lltm::backward";
+  static constexpr int64_t kBatchDim = 0;
+
+  const at::Tensor& grad_h;
+  const at::Tensor& grad_cell;
+  const at::Tensor& new_cell;
+  const at::Tensor& gates;
+  const at::Tensor& input;
+  const at::Tensor& weights;
+  const at::Tensor& old_h;
+  OutputMask output_mask{true, true, true, true, true};
+
+  auto fields() const {
+    return std::make_tuple(
+        field("grad_h", grad_h, kBatchDim),
+        field("grad_cell", grad_cell, kBatchDim),
+        field("new_cell", new_cell, kBatchDim),
+        field("gates", gates, kBatchDim),
+        field("input", input, kBatchDim),
+        field("weights", weights),
+        field("old_h", old_h, kBatchDim),
+        field("output_mask", output_mask));
+  }
+};
+
 using ForwardResult = std::tuple<at::Tensor, at::Tensor>;
 using ForwardWithGatesResult = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 using BackwardResult =
     std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
 // Returns (new_h, new_cell), each [batch, state_size].
-ForwardResult forward(
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& bias,
-    const at::Tensor& old_h,
-    const at::Tensor& old_cell);
+ForwardResult forward(const ForwardArguments& arguments);
 
 // Internal, called by autograd: forward, and the activated gates
 // [batch, 3 * state_size] that backward needs.
-ForwardWithGatesResult _forward_with_gates(
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& bias,
-    const at::Tensor& old_h,
-    const at::Tensor& old_cell);
+ForwardWithGatesResult _forward_with_gates(const ForwardArguments& arguments);
 
 // Returns (d_input, d_weights, d_bias, d_old_h, d_old_cell); where output_mask
 // is false the gradient is not computed and an undefined tensor stands.
-BackwardResult backward(
-    const at::Tensor& grad_h,
-    const at::Tensor& grad_cell,
-    const at::Tensor& new_cell,
-    const at::Tensor& gates,
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& old_h,
-    OutputMask output_mask = {true, true, true, true, true});
+BackwardResult backward(const BackwardArguments& arguments);
 
 } // namespace lltm

@@ -1,5 +1,6 @@
 #include "ops/lltm_composite.h"
 
+#include "ops/dispatch.h"
 #include "ops/lltm_checks.h"
 #include "ops/lltm_linear.h"
 
@@ -69,47 +70,32 @@ at::Tensor gates(
   return activate(input, weights, bias, old_h).to(input.scalar_type());
 }
 
-ForwardWithGatesResult step(
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& bias,
-    const at::Tensor& old_h,
-    const at::Tensor& old_cell) {
-  warn_without_cuda_kernels(input);
-  const auto dtype = input.scalar_type();
-  const auto activated = activate(input, weights, bias, old_h);
+ForwardWithGatesResult step(const ForwardArguments& a) {
+  warn_without_cuda_kernels(a.input);
+  const auto dtype = a.input.scalar_type();
+  const auto activated = activate(a.input, a.weights, a.bias, a.old_h);
   const auto chunks = activated.chunk(3, 1);
   // contiguous(): elementwise results take over the strides of the arguments.
-  auto new_cell = (to_opmath(old_cell) + chunks[2] * chunks[0]).contiguous();
+  auto new_cell = (to_opmath(a.old_cell) + chunks[2] * chunks[0]).contiguous();
   auto new_h = (at::tanh(new_cell) * chunks[1]).to(dtype).contiguous();
   return {std::move(new_h), std::move(new_cell), activated.to(dtype)};
 }
 
-ForwardWithGatesResult forward_with_gates(
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& bias,
-    const at::Tensor& old_h,
-    const at::Tensor& old_cell) {
-  check_forward(input, weights, bias, old_h, old_cell);
-  auto [new_h, new_cell, activated] =
-      step(input, weights, bias, old_h, old_cell);
+ForwardWithGatesResult forward_with_gates(const ForwardArguments& arguments) {
+  check_arguments(arguments);
+  auto [new_h, new_cell, activated] = step(arguments);
   return {
-      std::move(new_h), new_cell.to(input.scalar_type()), std::move(activated)};
+      std::move(new_h),
+      new_cell.to(arguments.old_cell.scalar_type()),
+      std::move(activated)};
 }
 
-ForwardResult forward(
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& bias,
-    const at::Tensor& old_h,
-    const at::Tensor& old_cell) {
-  auto [new_h, new_cell, activated] =
-      forward_with_gates(input, weights, bias, old_h, old_cell);
+ForwardResult forward(const ForwardArguments& arguments) {
+  auto [new_h, new_cell, activated] = forward_with_gates(arguments);
   return {std::move(new_h), std::move(new_cell)};
 }
 
-GateGradients gate_gradients(
+std::pair<at::Tensor, at::Tensor> gate_gradients(
     const at::Tensor& grad_h,
     const at::Tensor& grad_cell,
     const at::Tensor& new_cell,
@@ -129,29 +115,21 @@ GateGradients gate_gradients(
   return {std::move(d_gates), std::move(d_cell)};
 }
 
-BackwardResult backward(
-    const at::Tensor& grad_h,
-    const at::Tensor& grad_cell,
-    const at::Tensor& new_cell,
-    const at::Tensor& gates,
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& old_h,
-    OutputMask output_mask) {
-  check_backward(grad_h, grad_cell, new_cell, gates, input, weights, old_h);
+BackwardResult backward(const BackwardArguments& a) {
+  check_arguments(a);
   const auto [d_gates, d_cell] =
-      gate_gradients(grad_h, grad_cell, new_cell, gates);
+      gate_gradients(a.grad_h, a.grad_cell, a.new_cell, a.gates);
   return linear_gates_backward(
-      d_gates, d_cell, input, weights, old_h, output_mask);
+      d_gates, d_cell, a.input, a.weights, a.old_h, a.output_mask);
 }
 
 } // namespace composite
 
 // Any device without kernels in a folder of its own.
 TORCH_LIBRARY_IMPL(lltm, CompositeExplicitAutograd, m) {
-  m.impl("forward", TORCH_FN(composite::forward));
-  m.impl("_forward_with_gates", TORCH_FN(composite::forward_with_gates));
-  m.impl("backward", TORCH_FN(composite::backward));
+  m.impl("forward", as_kernel<composite::forward>());
+  m.impl("_forward_with_gates", as_kernel<composite::forward_with_gates>());
+  m.impl("backward", as_kernel<composite::backward>());
 }
 
 } // namespace lltm

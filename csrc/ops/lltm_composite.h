@@ -20,44 +20,20 @@ at::Tensor gates(
     const at::Tensor& old_h);
 
 // What forward_with_gates does, without checks; cell states are of opmath.
-ForwardWithGatesResult step(
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& bias,
-    const at::Tensor& old_h,
-    const at::Tensor& old_cell);
+ForwardWithGatesResult step(const ForwardArguments& arguments);
 
-ForwardResult forward(
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& bias,
-    const at::Tensor& old_h,
-    const at::Tensor& old_cell);
+ForwardResult forward(const ForwardArguments& arguments);
 
-ForwardWithGatesResult forward_with_gates(
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& bias,
-    const at::Tensor& old_h,
-    const at::Tensor& old_cell);
+ForwardWithGatesResult forward_with_gates(const ForwardArguments& arguments);
 
 // The gradients of the pre-activations [batch, 3 * state_size], and that of the
 // old cell state, both of opmath. Does not check.
-using GateGradients = std::pair<at::Tensor, at::Tensor>;
-GateGradients gate_gradients(
+std::pair<at::Tensor, at::Tensor> gate_gradients(
     const at::Tensor& grad_h,
     const at::Tensor& grad_cell,
     const at::Tensor& new_cell,
     const at::Tensor& gates);
 
-BackwardResult backward(
-    const at::Tensor& grad_h,
-    const at::Tensor& grad_cell,
-    const at::Tensor& new_cell,
-    const at::Tensor& gates,
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& old_h,
-    OutputMask output_mask);
+BackwardResult backward(const BackwardArguments& arguments);
 
 } // namespace lltm::composite

@@ -1,69 +1,28 @@
 #include "ops/lltm_sequence.h"
 
+#include "ops/dispatch.h"
+
 #include <torch/library.h>
 
 namespace lltm {
 
-ForwardResult sequence_forward(
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& bias,
-    const at::Tensor& h0,
-    const at::Tensor& c0,
-    const OptionalTensor& batch_sizes,
-    bool reverse,
-    const OptionalTensor& resets) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("lltm::sequence_forward", "")
-                             .typed<decltype(sequence_forward)>();
-  return op.call(input, weights, bias, h0, c0, batch_sizes, reverse, resets);
+ForwardResult sequence_forward(const SequenceForwardArguments& arguments) {
+  static const Operator<ForwardResult, SequenceForwardArguments> op(
+      "lltm::sequence_forward");
+  return op(arguments);
 }
 
 ForwardWithGatesResult _sequence_forward_with_gates(
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& bias,
-    const at::Tensor& h0,
-    const at::Tensor& c0,
-    const OptionalTensor& batch_sizes,
-    bool reverse,
-    const OptionalTensor& resets) {
-  static const auto op =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("lltm::_sequence_forward_with_gates", "")
-          .typed<decltype(_sequence_forward_with_gates)>();
-  return op.call(input, weights, bias, h0, c0, batch_sizes, reverse, resets);
+    const SequenceForwardArguments& arguments) {
+  static const Operator<ForwardWithGatesResult, SequenceForwardArguments> op(
+      "lltm::_sequence_forward_with_gates");
+  return op(arguments);
 }
 
-BackwardResult sequence_backward(
-    const at::Tensor& grad_output,
-    const at::Tensor& grad_cells,
-    const at::Tensor& output,
-    const at::Tensor& cells,
-    const at::Tensor& gates,
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& h0,
-    const OptionalTensor& batch_sizes,
-    bool reverse,
-    const OptionalTensor& resets,
-    OutputMask output_mask) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("lltm::sequence_backward", "")
-                             .typed<decltype(sequence_backward)>();
-  return op.call(
-      grad_output,
-      grad_cells,
-      output,
-      cells,
-      gates,
-      input,
-      weights,
-      h0,
-      batch_sizes,
-      reverse,
-      resets,
-      output_mask);
+BackwardResult sequence_backward(const SequenceBackwardArguments& arguments) {
+  static const Operator<BackwardResult, SequenceBackwardArguments> op(
+      "lltm::sequence_backward");
+  return op(arguments);
 }
 
 // The tags as in lltm.cpp.

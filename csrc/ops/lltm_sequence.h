@@ -2,8 +2,6 @@
 
 #include "ops/lltm.h"
 
-#include <optional>
-
 // The cell over whole sequences, as C++ functions. As those of lltm.h, each
 // call goes through the dispatcher.
 //
@@ -18,57 +16,81 @@
 // state of the step before it.
 namespace lltm {
 
-using OptionalTensor = std::optional<at::Tensor>;
+struct SequenceForwardArguments {
+  static constexpr auto kOperator = "lltm::sequence_forward";
+  // Unless the sequences are packed.
+  static constexpr int64_t kBatchDim = 1;
 
-// The type of sequence_forward and of its twin with gates.
-template <typename Result>
-using SequenceForwardOp = Result(
-    const at::Tensor&,
-    const at::Tensor&,
-    const at::Tensor&,
-    const at::Tensor&,
-    const at::Tensor&,
-    const OptionalTensor&,
-    bool,
-    const OptionalTensor&);
+  const at::Tensor& input;
+  const at::Tensor& weights;
+  const at::Tensor& bias;
+  const at::Tensor& h0;
+  const at::Tensor& c0;
+  OptionalTensor batch_sizes{};
+  bool reverse = false;
+  OptionalTensor resets{};
+
+  auto fields() const {
+    const auto rows = batch_sizes ? kNoBatch : kBatchDim;
+    const auto state = batch_sizes ? kNoBatch : 0;
+    return std::make_tuple(
+        field("input", input, rows),
+        field("weights", weights),
+        field("bias", bias),
+        field("h0", h0, state),
+        field("c0", c0, state),
+        field("batch_sizes", batch_sizes, kNoBatch, Place::kCPU),
+        field("reverse", reverse),
+        field("resets", resets, rows));
+  }
+};
+
+struct SequenceBackwardArguments {
+  static constexpr auto kOperator = "lltm::sequence_backward";
+  static constexpr int64_t kBatchDim = 1;
+
+  const at::Tensor& grad_output;
+  const at::Tensor& grad_cells;
+  const at::Tensor& output;
+  const at::Tensor& cells;
+  const at::Tensor& gates;
+  const at::Tensor& input;
+  const at::Tensor& weights;
+  const at::Tensor& h0;
+  OptionalTensor batch_sizes{};
+  bool reverse = false;
+  OptionalTensor resets{};
+  OutputMask output_mask{true, true, true, true, true};
+
+  auto fields() const {
+    const auto rows = batch_sizes ? kNoBatch : kBatchDim;
+    const auto state = batch_sizes ? kNoBatch : 0;
+    return std::make_tuple(
+        field("grad_output", grad_output, rows),
+        field("grad_cells", grad_cells, rows),
+        field("output", output, rows),
+        field("cells", cells, rows),
+        field("gates", gates, rows),
+        field("input", input, rows),
+        field("weights", weights),
+        field("h0", h0, state),
+        field("batch_sizes", batch_sizes, kNoBatch, Place::kCPU),
+        field("reverse", reverse),
+        field("resets", resets, rows),
+        field("output_mask", output_mask));
+  }
+};
 
 // Returns (output, cells): h and the cell state of all steps.
-ForwardResult sequence_forward(
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& bias,
-    const at::Tensor& h0,
-    const at::Tensor& c0,
-    const OptionalTensor& batch_sizes = {},
-    bool reverse = false,
-    const OptionalTensor& resets = {});
+ForwardResult sequence_forward(const SequenceForwardArguments& arguments);
 
 // Internal, called by autograd: sequence_forward, and the activated gates of
 // all steps.
 ForwardWithGatesResult _sequence_forward_with_gates(
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& bias,
-    const at::Tensor& h0,
-    const at::Tensor& c0,
-    const OptionalTensor& batch_sizes = {},
-    bool reverse = false,
-    const OptionalTensor& resets = {});
+    const SequenceForwardArguments& arguments);
 
 // Returns the gradients of input, weights, bias, h0 and c0; where output_mask
 // is false an undefined tensor stands.
-BackwardResult sequence_backward(
-    const at::Tensor& grad_output,
-    const at::Tensor& grad_cells,
-    const at::Tensor& output,
-    const at::Tensor& cells,
-    const at::Tensor& gates,
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& h0,
-    const OptionalTensor& batch_sizes = {},
-    bool reverse = false,
-    const OptionalTensor& resets = {},
-    OutputMask output_mask = {true, true, true, true, true});
+BackwardResult sequence_backward(const SequenceBackwardArguments& arguments);
 
 } // namespace lltm

@@ -1,30 +1,56 @@
 #include "ops/lltm_sequence_checks.h"
 
-#include "ops/checks.h"
+#include <ATen/functorch/BatchedTensorImpl.h>
 
 namespace lltm {
 
 namespace {
 
-void check_optional_devices(
+constexpr auto kStateNames = "[batch, state_size]";
+
+void check_dense(
     const char* op,
-    const at::Tensor& input,
-    const OptionalTensor& batch_sizes,
-    const OptionalTensor& resets) {
-  // Beside others on meta: fake tensors hide their device as that.
+    const Field<at::Tensor>& argument,
+    at::ScalarType dtype) {
+  const auto& tensor = argument.value;
   TORCH_CHECK(
-      !batch_sizes || batch_sizes->is_cpu() ||
-          (batch_sizes->is_meta() && input.is_meta()),
-      op,
-      ": expected batch_sizes to be on the CPU, but got ",
-      batch_sizes->device());
-  if (resets) {
-    check_devices(op, {{"input", input}, {"resets", *resets}});
-  }
+      tensor.scalar_type() == dtype && tensor.layout() == at::kStrided,
+      expected(
+          op,
+          c10::str(argument.name, " to be dense with dtype ", dtype),
+          c10::str(
+              "layout ",
+              tensor.layout(),
+              " with dtype ",
+              tensor.scalar_type())));
 }
 
-const char* names_of_sizes(bool packed, const char* time, const char* rows) {
-  return packed ? rows : time;
+void check_batch_sizes(const char* op, const at::Tensor& batch_sizes) {
+  TORCH_CHECK(
+      at::functorch::maybeGetBatchedImpl(batch_sizes) == nullptr,
+      expected(
+          op,
+          "batch_sizes to be the same for all that vmap maps",
+          "one that is mapped"));
+  TORCH_CHECK(
+      batch_sizes.dim() == 1,
+      expected(
+          op, "batch_sizes to have 1 dimension [time]", batch_sizes.dim()));
+  check_dense(op, field("batch_sizes", batch_sizes), at::kLong);
+}
+
+void check_resets(
+    const char* op,
+    const at::Tensor& resets,
+    const at::Tensor& input,
+    bool packed) {
+  check_dense(op, field("resets", resets), at::kBool);
+  const auto sizes = input.sym_sizes();
+  check_shape(
+      op,
+      field("resets", resets),
+      packed ? "[sum(batch_sizes)]" : "[time, batch]",
+      sizes.slice(0, sizes.size() - 1));
 }
 
 struct Sizes {
@@ -32,200 +58,71 @@ struct Sizes {
   c10::SymInt state_size;
 };
 
-// What both operators share: all but the tensors with a row for each of input.
-Sizes check_sizes(
-    const char* op,
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& h0,
-    const OptionalTensor& batch_sizes,
-    const OptionalTensor& resets) {
-  const bool packed = batch_sizes.has_value();
+// Checks what both operators have.
+template <typename Arguments>
+Sizes check_shared_arguments(const Arguments& a) {
+  check_devices(a);
+  check_layouts_and_dtypes(a);
+  const auto op = a.kOperator;
+  const bool packed = a.batch_sizes.has_value();
   TORCH_CHECK(
-      input.dim() == (packed ? 2 : 3),
-      op,
-      ": expected input to have ",
-      names_of_sizes(
-          packed,
-          "3 dimensions [time, batch, input_features]",
-          "2 dimensions [sum(batch_sizes), input_features]"),
-      ", but got ",
-      input.dim());
-  const auto state_size = check_weights(op, weights, input);
+      a.input.dim() == (packed ? 2 : 3),
+      expected(
+          op,
+          packed
+              ? "input to have 2 dimensions [sum(batch_sizes), input_features]"
+              : "input to have 3 dimensions [time, batch, input_features]",
+          a.input.dim()));
+  auto state_size = check_weights(op, a.weights, a.input);
   if (packed) {
+    check_batch_sizes(op, *a.batch_sizes);
     TORCH_CHECK(
-        batch_sizes->dim() == 1,
-        op,
-        ": expected batch_sizes to have 1 dimension [time], but got ",
-        batch_sizes->dim());
-    TORCH_CHECK(
-        batch_sizes->scalar_type() == at::kLong &&
-            batch_sizes->layout() == at::kStrided,
-        op,
-        ": expected batch_sizes to be dense with dtype Long, but got layout ",
-        batch_sizes->layout(),
-        " with dtype ",
-        batch_sizes->scalar_type());
-    TORCH_CHECK(
-        h0.dim() == 2,
-        op,
-        ": expected h0 to have 2 dimensions [batch, state_size], but got ",
-        h0.dim());
+        a.h0.dim() == 2,
+        expected(
+            op, "h0 to have 2 dimensions [batch, state_size]", a.h0.dim()));
   }
-  const auto batch = packed ? h0.sym_size(0) : input.sym_size(1);
-  if (resets) {
-    TORCH_CHECK(
-        resets->scalar_type() == at::kBool && resets->layout() == at::kStrided,
-        op,
-        ": expected resets to be dense with dtype Bool, but got layout ",
-        resets->layout(),
-        " with dtype ",
-        resets->scalar_type());
-    const auto sizes = input.sym_sizes();
-    check_shape(
-        op,
-        {"resets", *resets},
-        names_of_sizes(packed, "[time, batch]", "[sum(batch_sizes)]"),
-        sizes.slice(0, sizes.size() - 1));
+  if (a.resets) {
+    check_resets(op, *a.resets, a.input, packed);
   }
-  return {batch, state_size};
+  auto batch = packed ? a.h0.sym_size(0) : a.input.sym_size(1);
+  check_shape(op, field("h0", a.h0), kStateNames, {batch, state_size});
+  return {std::move(batch), std::move(state_size)};
 }
-
-constexpr auto kStateNames = "[batch, state_size]";
 
 } // namespace
 
-void check_sequence_forward_devices(
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& bias,
-    const at::Tensor& h0,
-    const at::Tensor& c0,
-    const OptionalTensor& batch_sizes,
-    const OptionalTensor& resets) {
-  check_devices(
-      kSequenceForward,
-      {{"input", input},
-       {"weights", weights},
-       {"bias", bias},
-       {"h0", h0},
-       {"c0", c0}});
-  check_optional_devices(kSequenceForward, input, batch_sizes, resets);
-}
-
-void check_sequence_forward(
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& bias,
-    const at::Tensor& h0,
-    const at::Tensor& c0,
-    const OptionalTensor& batch_sizes,
-    const OptionalTensor& resets) {
-  check_sequence_forward_devices(
-      input, weights, bias, h0, c0, batch_sizes, resets);
-  check_layouts_and_dtypes(
-      kSequenceForward,
-      {{"input", input},
-       {"weights", weights},
-       {"bias", bias},
-       {"h0", h0},
-       {"c0", c0}});
-  const auto [batch, state_size] =
-      check_sizes(kSequenceForward, input, weights, h0, batch_sizes, resets);
+void check_arguments(const SequenceForwardArguments& a) {
+  const auto [batch, state_size] = check_shared_arguments(a);
   check_shape(
-      kSequenceForward,
-      {"bias", bias},
+      a.kOperator,
+      field("bias", a.bias),
       "[3 * state_size]",
-      {weights.sym_size(0)});
-  for (const auto& arg : NamedTensors{{"h0", h0}, {"c0", c0}}) {
-    check_shape(kSequenceForward, arg, kStateNames, {batch, state_size});
-  }
+      {a.weights.sym_size(0)});
+  check_shape(a.kOperator, field("c0", a.c0), kStateNames, {batch, state_size});
 }
 
-void check_sequence_backward_devices(
-    const at::Tensor& grad_output,
-    const at::Tensor& grad_cells,
-    const at::Tensor& output,
-    const at::Tensor& cells,
-    const at::Tensor& gates,
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& h0,
-    const OptionalTensor& batch_sizes,
-    const OptionalTensor& resets) {
-  check_devices(
-      kSequenceBackward,
-      {{"input", input},
-       {"weights", weights},
-       {"h0", h0},
-       {"output", output},
-       {"cells", cells},
-       {"gates", gates},
-       {"grad_output", grad_output},
-       {"grad_cells", grad_cells}});
-  check_optional_devices(kSequenceBackward, input, batch_sizes, resets);
-}
-
-void check_sequence_backward(
-    const at::Tensor& grad_output,
-    const at::Tensor& grad_cells,
-    const at::Tensor& output,
-    const at::Tensor& cells,
-    const at::Tensor& gates,
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& h0,
-    const OptionalTensor& batch_sizes,
-    const OptionalTensor& resets) {
-  check_sequence_backward_devices(
-      grad_output,
-      grad_cells,
-      output,
-      cells,
-      gates,
-      input,
-      weights,
-      h0,
-      batch_sizes,
-      resets);
-  check_layouts_and_dtypes(
-      kSequenceBackward,
-      {{"input", input},
-       {"weights", weights},
-       {"h0", h0},
-       {"output", output},
-       {"cells", cells},
-       {"gates", gates},
-       {"grad_output", grad_output},
-       {"grad_cells", grad_cells}});
-  const auto [batch, state_size] =
-      check_sizes(kSequenceBackward, input, weights, h0, batch_sizes, resets);
-  check_shape(kSequenceBackward, {"h0", h0}, kStateNames, {batch, state_size});
-  const bool packed = batch_sizes.has_value();
-  auto sizes = input.sym_sizes().vec();
+void check_arguments(const SequenceBackwardArguments& a) {
+  const auto state_size = check_shared_arguments(a).state_size;
+  const bool packed = a.batch_sizes.has_value();
+  auto sizes = a.input.sym_sizes().vec();
   sizes.back() = state_size;
-  for (const auto& arg : NamedTensors{
-           {"output", output},
-           {"cells", cells},
-           {"grad_output", grad_output},
-           {"grad_cells", grad_cells}}) {
+  for (const auto& states :
+       {field("output", a.output),
+        field("cells", a.cells),
+        field("grad_output", a.grad_output),
+        field("grad_cells", a.grad_cells)}) {
     check_shape(
-        kSequenceBackward,
-        arg,
-        names_of_sizes(
-            packed,
-            "[time, batch, state_size]",
-            "[sum(batch_sizes), state_size]"),
+        a.kOperator,
+        states,
+        packed ? "[sum(batch_sizes), state_size]" : "[time, batch, state_size]",
         sizes);
   }
-  sizes.back() = weights.sym_size(0);
+  sizes.back() = a.weights.sym_size(0);
   check_shape(
-      kSequenceBackward,
-      {"gates", gates},
-      names_of_sizes(
-          packed,
-          "[time, batch, 3 * state_size]",
-          "[sum(batch_sizes), 3 * state_size]"),
+      a.kOperator,
+      field("gates", a.gates),
+      packed ? "[sum(batch_sizes), 3 * state_size]"
+             : "[time, batch, 3 * state_size]",
       sizes);
 }
 

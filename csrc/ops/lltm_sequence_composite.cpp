@@ -1,5 +1,6 @@
 #include "ops/lltm_sequence_composite.h"
 
+#include "ops/dispatch.h"
 #include "ops/lltm_composite.h"
 #include "ops/lltm_linear.h"
 #include "ops/lltm_sequence_checks.h"
@@ -82,120 +83,75 @@ at::Tensor old_states(
 }
 
 ForwardWithGatesResult sequence_forward_with_gates(
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& bias,
-    const at::Tensor& h0,
-    const at::Tensor& c0,
-    const OptionalTensor& batch_sizes,
-    bool reverse,
-    const OptionalTensor& resets) {
-  check_sequence_forward(input, weights, bias, h0, c0, batch_sizes, resets);
-  const auto steps =
-      sequence_steps(kSequenceForward, input, h0, batch_sizes, reverse);
-  const auto input_rows = as_rows(input, batch_sizes);
-  const auto reset_rows = as_rows(resets, batch_sizes);
+    const SequenceForwardArguments& a) {
+  check_arguments(a);
+  const auto steps = sequence_steps(a);
+  const auto input_rows = as_rows(a.input, a.batch_sizes);
+  const auto reset_rows = as_rows(a.resets, a.batch_sizes);
   std::vector<at::Tensor> outputs, cells, gates;
   // Not rounded between steps: that would lose what is added to a state that
   // has grown.
-  const auto first_cell = to_opmath(c0);
-  const auto opmath_weights = to_opmath(weights);
-  const auto opmath_bias = to_opmath(bias);
-  auto h = h0;
+  const auto first_cell = to_opmath(a.c0);
+  const auto opmath_weights = to_opmath(a.weights);
+  const auto opmath_bias = to_opmath(a.bias);
+  auto h = a.h0;
   auto cell = first_cell;
   for (const auto& step : steps) {
     at::Tensor activated;
     std::tie(h, cell, activated) = composite::step(
-        of_step(input_rows, step),
-        opmath_weights,
-        opmath_bias,
-        old_state(step, h, h0, reset_rows),
-        old_state(step, cell, first_cell, reset_rows));
+        {of_step(input_rows, step),
+         opmath_weights,
+         opmath_bias,
+         old_state(step, h, a.h0, reset_rows),
+         old_state(step, cell, first_cell, reset_rows)});
     outputs.push_back(h);
-    cells.push_back(cell.to(c0.scalar_type()));
+    cells.push_back(cell.to(a.c0.scalar_type()));
     gates.push_back(std::move(activated));
   }
-  const auto no_gates = weights.t();
+  const auto joined = [&](std::vector<at::Tensor>& of_steps,
+                          const at::Tensor& like) {
+    return like_input(
+        in_order_of_time(std::move(of_steps), a.reverse, like), a.input);
+  };
   return {
-      like_input(in_order_of_time(std::move(outputs), reverse, h0), input),
-      like_input(in_order_of_time(std::move(cells), reverse, c0), input),
-      like_input(in_order_of_time(std::move(gates), reverse, no_gates), input)};
+      joined(outputs, a.h0), joined(cells, a.c0), joined(gates, a.weights.t())};
 }
 
-ForwardResult sequence_forward(
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& bias,
-    const at::Tensor& h0,
-    const at::Tensor& c0,
-    const OptionalTensor& batch_sizes,
-    bool reverse,
-    const OptionalTensor& resets) {
-  auto [output, cells, gates] = sequence_forward_with_gates(
-      input, weights, bias, h0, c0, batch_sizes, reverse, resets);
+ForwardResult sequence_forward(const SequenceForwardArguments& arguments) {
+  auto [output, cells, gates] = sequence_forward_with_gates(arguments);
   return {std::move(output), std::move(cells)};
 }
 
 at::Tensor sequence_gates(
-    const at::Tensor& output,
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& bias,
-    const at::Tensor& h0,
-    const OptionalTensor& batch_sizes,
-    bool reverse,
-    const OptionalTensor& resets) {
-  const auto steps =
-      sequence_steps(kSequenceForward, input, h0, batch_sizes, reverse);
+    const SequenceBackwardArguments& a,
+    const at::Tensor& bias) {
   const auto old_h = old_states(
-      steps,
-      as_rows(output, batch_sizes),
-      h0,
-      reverse,
-      as_rows(resets, batch_sizes));
+      sequence_steps(a),
+      as_rows(a.output, a.batch_sizes),
+      a.h0,
+      a.reverse,
+      as_rows(a.resets, a.batch_sizes));
   return like_input(
-      gates(as_rows(input, batch_sizes), weights, bias, old_h), input);
+      gates(as_rows(a.input, a.batch_sizes), a.weights, bias, old_h), a.input);
 }
 
-BackwardResult sequence_backward(
-    const at::Tensor& grad_output,
-    const at::Tensor& grad_cells,
-    const at::Tensor& output,
-    const at::Tensor& cells,
-    const at::Tensor& gates,
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& h0,
-    const OptionalTensor& batch_sizes,
-    bool reverse,
-    const OptionalTensor& resets,
-    OutputMask output_mask) {
-  check_sequence_backward(
-      grad_output,
-      grad_cells,
-      output,
-      cells,
-      gates,
-      input,
-      weights,
-      h0,
-      batch_sizes,
-      resets);
-  const auto steps =
-      sequence_steps(kSequenceBackward, input, h0, batch_sizes, reverse);
+BackwardResult sequence_backward(const SequenceBackwardArguments& a) {
+  check_arguments(a);
+  const auto steps = sequence_steps(a);
   const auto rows = [&](const at::Tensor& tensor) {
-    return as_rows(tensor, batch_sizes);
+    return as_rows(tensor, a.batch_sizes);
   };
-  const auto grad_h_rows = rows(grad_output);
-  const auto grad_cell_rows = rows(grad_cells);
-  const auto cell_rows = rows(cells);
-  const auto gate_rows = rows(gates);
-  const auto input_rows = rows(input);
-  const auto reset_rows = as_rows(resets, batch_sizes);
-  const auto old_h = old_states(steps, rows(output), h0, reverse, reset_rows);
+  const auto grad_h_rows = rows(a.grad_output);
+  const auto grad_cell_rows = rows(a.grad_cells);
+  const auto cell_rows = rows(a.cells);
+  const auto gate_rows = rows(a.gates);
+  const auto input_rows = rows(a.input);
+  const auto reset_rows = as_rows(a.resets, a.batch_sizes);
+  const auto old_h =
+      old_states(steps, rows(a.output), a.h0, a.reverse, reset_rows);
   // Not rounded between steps.
-  const auto opmath_weights = to_opmath(weights);
-  auto d_h = to_opmath(h0.new_zeros_symint(h0.sym_sizes()));
+  const auto opmath_weights = to_opmath(a.weights);
+  auto d_h = to_opmath(a.h0.new_zeros_symint(a.h0.sym_sizes()));
   auto d_cell = d_h;
   std::vector<at::Tensor> d_gates;
   for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
@@ -227,31 +183,31 @@ BackwardResult sequence_backward(
   }
   const auto no_gates = opmath_weights.t();
   auto [d_input, d_weights, d_bias, none, nothing] = linear_gates_backward(
-      in_order_of_time(std::move(d_gates), !reverse, no_gates),
+      in_order_of_time(std::move(d_gates), !a.reverse, no_gates),
       {},
       input_rows,
-      weights,
+      a.weights,
       old_h,
-      {output_mask[0], output_mask[1], output_mask[2], false, false});
-  const auto d_h0 = d_h.to(h0.scalar_type());
-  const auto d_c0 = d_cell.to(h0.scalar_type());
+      {a.output_mask[0], a.output_mask[1], a.output_mask[2], false, false});
+  const auto d_h0 = d_h.to(a.h0.scalar_type());
+  const auto d_c0 = d_cell.to(a.h0.scalar_type());
   // clone: where no step ran, both are one tensor of zeros.
   return {
-      output_mask[0] ? like_input(d_input, input) : at::Tensor(),
+      a.output_mask[0] ? like_input(d_input, a.input) : at::Tensor(),
       d_weights,
       d_bias,
-      output_mask[3] ? d_h0 : at::Tensor(),
-      output_mask[4] ? (steps.empty() ? d_c0.clone() : d_c0) : at::Tensor()};
+      a.output_mask[3] ? d_h0 : at::Tensor(),
+      a.output_mask[4] ? (steps.empty() ? d_c0.clone() : d_c0) : at::Tensor()};
 }
 
 } // namespace composite
 
 TORCH_LIBRARY_IMPL(lltm, CompositeExplicitAutograd, m) {
-  m.impl("sequence_forward", TORCH_FN(composite::sequence_forward));
+  m.impl("sequence_forward", as_kernel<composite::sequence_forward>());
   m.impl(
       "_sequence_forward_with_gates",
-      TORCH_FN(composite::sequence_forward_with_gates));
-  m.impl("sequence_backward", TORCH_FN(composite::sequence_backward));
+      as_kernel<composite::sequence_forward_with_gates>());
+  m.impl("sequence_backward", as_kernel<composite::sequence_backward>());
 }
 
 } // namespace lltm

@@ -16,50 +16,17 @@ at::Tensor old_states(
     bool reverse,
     const OptionalTensor& resets);
 
-ForwardResult sequence_forward(
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& bias,
-    const at::Tensor& h0,
-    const at::Tensor& c0,
-    const OptionalTensor& batch_sizes,
-    bool reverse,
-    const OptionalTensor& resets);
+ForwardResult sequence_forward(const SequenceForwardArguments& arguments);
 
 ForwardWithGatesResult sequence_forward_with_gates(
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& bias,
-    const at::Tensor& h0,
-    const at::Tensor& c0,
-    const OptionalTensor& batch_sizes,
-    bool reverse,
-    const OptionalTensor& resets);
+    const SequenceForwardArguments& arguments);
 
-// The gates of all steps, not one after the other: output holds the states that
-// they begin with.
+// The gates of all steps anew, not one after the other: output holds the states
+// that they begin with. Does not read those of arguments.
 at::Tensor sequence_gates(
-    const at::Tensor& output,
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& bias,
-    const at::Tensor& h0,
-    const OptionalTensor& batch_sizes,
-    bool reverse,
-    const OptionalTensor& resets);
+    const SequenceBackwardArguments& arguments,
+    const at::Tensor& bias);
 
-BackwardResult sequence_backward(
-    const at::Tensor& grad_output,
-    const at::Tensor& grad_cells,
-    const at::Tensor& output,
-    const at::Tensor& cells,
-    const at::Tensor& gates,
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& h0,
-    const OptionalTensor& batch_sizes,
-    bool reverse,
-    const OptionalTensor& resets,
-    OutputMask output_mask);
+BackwardResult sequence_backward(const SequenceBackwardArguments& arguments);
 
 } // namespace lltm::composite

@@ -1,5 +1,7 @@
 #include "ops/sequence_steps.h"
 
+#include "ops/checks.h"
+
 #include <c10/util/safe_numerics.h>
 
 #include <algorithm>
@@ -14,11 +16,7 @@ void check_number_of_steps(const char* op, int64_t steps) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   TORCH_CHECK(
       steps <= kMost,
-      op,
-      ": expected at most ",
-      kMost,
-      " steps, but got ",
-      steps);
+      expected(op, c10::str("at most ", kMost, " steps"), steps));
 }
 
 // The values of batch_sizes, read where they lie.
@@ -32,11 +30,11 @@ class BatchSizes {
     // A loop over steps can be traced for one number of steps of known sizes.
     TORCH_CHECK(
         size() == 0 || !tensor_.has_storage() || data_ != nullptr,
-        op,
-        ": expected the values of batch_sizes, for derivatives that are made ",
-        "of a loop over the steps, but got a tensor without values, as "
-        "tracers ",
-        "use");
+        expected(
+            op,
+            "the values of batch_sizes, for derivatives that are made of a "
+            "loop over the steps",
+            "a tensor without values, as tracers use"));
   }
 
   int64_t size() const {
@@ -71,31 +69,28 @@ std::vector<SequenceStep> packed_steps(
     const auto size = sizes[t];
     TORCH_CHECK(
         size >= 0 && size <= before && (t > 0 || size == before),
-        op,
-        ": expected batch_sizes to begin with the batch of h0, ",
-        h0.size(0),
-        ", and never to increase, but got ",
-        size,
-        " at step ",
-        t);
+        expected(
+            op,
+            c10::str(
+                "batch_sizes to begin with the batch of h0, ",
+                h0.size(0),
+                ", and never to increase"),
+            c10::str(size, " at step ", t)));
     // No more of them than input has rows, whatever the sizes say.
     if (t == 0 || (size > 0 && rows < input.size(0))) {
       steps.push_back({rows, size, 0});
     }
     TORCH_CHECK(
         !c10::add_overflows(rows, size, &rows),
-        op,
-        ": expected input to have sum(batch_sizes) rows, but the sum is more "
-        "than 2**63 - 1");
+        expected(op, "sum(batch_sizes) to be at most 2**63 - 1", "more"));
     before = size;
   }
   TORCH_CHECK(
       rows == input.size(0),
-      op,
-      ": expected input to have sum(batch_sizes) = ",
-      rows,
-      " rows, but got ",
-      input.size(0));
+      expected(
+          op,
+          c10::str("input to have sum(batch_sizes) = ", rows, " rows"),
+          input.size(0)));
   return steps;
 }
 

@@ -30,6 +30,11 @@ std::vector<SequenceStep> sequence_steps(
     const OptionalTensor& batch_sizes,
     bool reverse);
 
+template <typename Arguments>
+std::vector<SequenceStep> sequence_steps(const Arguments& a) {
+  return sequence_steps(a.kOperator, a.input, a.h0, a.batch_sizes, a.reverse);
+}
+
 // Steps that are computed together, and their rows, which lie together.
 struct SequenceChunk {
   int64_t begin;

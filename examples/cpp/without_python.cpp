@@ -47,11 +47,11 @@ void write(const std::string& file, const Tensors& tensors) {
 // Through the dispatcher: autograd, autocast and all, on any device.
 void call_operator(const Tensors& in, Tensors& out) {
   const auto [new_h, new_cell] = lltm::forward(
-      in.at("step"),
-      in.at("weights"),
-      in.at("bias"),
-      in.at("old_h"),
-      in.at("old_cell"));
+      {in.at("step"),
+       in.at("weights"),
+       in.at("bias"),
+       in.at("old_h"),
+       in.at("old_cell")});
   out.insert("new_h", new_h);
   out.insert("new_cell", new_cell);
 }
@@ -101,7 +101,7 @@ void time_operator(const Tensors& in) {
   for (int round = 0; round < 15; ++round) {
     const auto begin = std::chrono::steady_clock::now();
     for (int call = 0; call < kCalls; ++call) {
-      lltm::forward(step, weights, bias, old_h, old_cell);
+      lltm::forward({step, weights, bias, old_h, old_cell});
     }
     const std::chrono::duration<double, std::micro> time =
         std::chrono::steady_clock::now() - begin;

@@ -79,7 +79,7 @@ void check_same(
 void test_a_step() {
   const auto a = arguments({3}, 3);
   check_same(
-      lltm::forward(a.input, a.weights, a.bias, a.old_h, a.old_cell),
+      lltm::forward({a.input, a.weights, a.bias, a.old_h, a.old_cell}),
       reference(a),
       a);
 }
@@ -88,16 +88,16 @@ void test_backward_computes_what_is_asked_for() {
   const torch::NoGradGuard no_grad;
   const auto a = arguments({3}, 3);
   const auto [new_h, new_cell, gates] = lltm::_forward_with_gates(
-      a.input, a.weights, a.bias, a.old_h, a.old_cell);
+      {a.input, a.weights, a.bias, a.old_h, a.old_cell});
   const auto [d_input, d_weights, d_bias, d_old_h, d_old_cell] = lltm::backward(
-      new_h,
-      new_cell,
-      new_cell,
-      gates,
-      a.input,
-      a.weights,
-      a.old_h,
-      {false, true, false, false, true});
+      {new_h,
+       new_cell,
+       new_cell,
+       gates,
+       a.input,
+       a.weights,
+       a.old_h,
+       {false, true, false, false, true}});
   TORCH_CHECK(d_weights.defined() && d_old_cell.defined());
   TORCH_CHECK(!d_input.defined() && !d_bias.defined() && !d_old_h.defined());
 }
@@ -113,7 +113,7 @@ void test_a_sequence() {
     cells.push_back(step.old_cell);
   }
   check_same(
-      lltm::sequence_forward(a.input, a.weights, a.bias, a.old_h, a.old_cell),
+      lltm::sequence_forward({a.input, a.weights, a.bias, a.old_h, a.old_cell}),
       {torch::stack(output), torch::stack(cells)},
       a);
 }
@@ -122,7 +122,7 @@ void test_an_error_is_one_sentence() {
   auto a = arguments({3}, 3);
   try {
     lltm::forward(
-        a.input, a.weights, a.bias.narrow(0, 0, 5), a.old_h, a.old_cell);
+        {a.input, a.weights, a.bias.narrow(0, 0, 5), a.old_h, a.old_cell});
   } catch (const c10::Error& error) {
     const std::string words = error.what_without_backtrace();
     TORCH_CHECK(

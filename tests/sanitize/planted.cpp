@@ -28,7 +28,7 @@ Tensor view(float* data, at::IntArrayRef sizes) {
 // A step whose bias and weights are the caller's.
 void step(const Tensor& weights, const Tensor& bias) {
   const auto h = zeros({kBatch, kState});
-  lltm::forward(zeros({kBatch, 4}), weights, bias, h, h);
+  lltm::forward({zeros({kBatch, 4}), weights, bias, h, h});
 }
 
 void short_bias() {

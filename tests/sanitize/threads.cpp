@@ -81,19 +81,19 @@ Arguments arguments(at::ScalarType dtype, const Sequence& s, const Kind& kind) {
 using Operator = lltm::ForwardResult (*)(const Arguments&);
 
 lltm::ForwardResult step(const Arguments& a) {
-  return lltm::forward(a.input, a.weights, a.bias, a.h, a.cell);
+  return lltm::forward({a.input, a.weights, a.bias, a.h, a.cell});
 }
 
 lltm::ForwardResult sequence(const Arguments& a) {
   return lltm::sequence_forward(
-      a.input,
-      a.weights,
-      a.bias,
-      a.h,
-      a.cell,
-      a.batch_sizes,
-      a.reverse,
-      a.resets);
+      {a.input,
+       a.weights,
+       a.bias,
+       a.h,
+       a.cell,
+       a.batch_sizes,
+       a.reverse,
+       a.resets});
 }
 
 // The results of inference and of training, and the gradients of a loss that is

@@ -1,0 +1,119 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <tuple>
+#include <utility>
+
+// An operator takes its arguments as one struct, with the names and the order
+// of its schema. fields() of the struct lists them; whatever is done to all of
+// them walks that list, so that no tensor can be forgotten.
+namespace lltm {
+
+using OptionalTensor = std::optional<at::Tensor>;
+
+// Weights have no dimension that is the batch, nor have packed sequences.
+constexpr int64_t kNoBatch = -1;
+
+// On the device of input, or on the CPU wherever that is.
+enum class Place { kDevice, kCPU };
+
+template <typename T>
+struct Field {
+  const char* name;
+  const T& value;
+  int64_t batch_dim;
+  Place place;
+};
+
+template <typename T>
+Field<T> field(
+    const char* name,
+    const T& value,
+    int64_t batch_dim = kNoBatch,
+    Place place = Place::kDevice) {
+  return {name, value, batch_dim, place};
+}
+
+namespace detail {
+
+template <typename Result, typename Arguments>
+Arguments arguments_of(Result (*op)(const Arguments&));
+
+template <typename Predicate>
+bool holds(const Field<at::Tensor>& field, const Predicate& predicate) {
+  return predicate(field);
+}
+
+inline Field<at::Tensor> present(const Field<OptionalTensor>& field) {
+  return {field.name, *field.value, field.batch_dim, field.place};
+}
+
+template <typename Predicate>
+bool holds(const Field<OptionalTensor>& field, const Predicate& predicate) {
+  return field.value && predicate(present(field));
+}
+
+template <typename T, typename Predicate>
+bool holds(const Field<T>&, const Predicate&) {
+  return false;
+}
+
+template <typename Transform>
+at::Tensor mapped(const Field<at::Tensor>& field, const Transform& transform) {
+  return transform(field);
+}
+
+template <typename Transform>
+OptionalTensor mapped(
+    const Field<OptionalTensor>& field,
+    const Transform& transform) {
+  return field.value
+      ? OptionalTensor(transform(
+            Field<at::Tensor>{field.name, *field.value, field.batch_dim}))
+      : OptionalTensor();
+}
+
+template <typename T, typename Transform>
+const T& mapped(const Field<T>& field, const Transform&) {
+  return field.value;
+}
+
+} // namespace detail
+
+// The struct that op takes.
+template <auto op>
+using ArgumentsOf = decltype(detail::arguments_of(op));
+
+// How many arguments there are.
+template <typename Arguments>
+constexpr size_t kNumberOf =
+    std::tuple_size_v<decltype(std::declval<const Arguments&>().fields())>;
+
+// Whether predicate(Field<at::Tensor>) holds for a tensor of arguments.
+// Optional ones are asked where they are there.
+template <typename Arguments, typename Predicate>
+bool any_tensor(const Arguments& arguments, const Predicate& predicate) {
+  return std::apply(
+      [&](const auto&... fields) {
+        return (detail::holds(fields, predicate) || ...);
+      },
+      arguments.fields());
+}
+
+// op(arguments), with transform(Field<at::Tensor>) in place of each tensor.
+template <typename Arguments, typename Transform, typename Op>
+auto call_with_mapped_tensors(
+    const Arguments& arguments,
+    const Transform& transform,
+    const Op& op) {
+  return std::apply(
+      [&](const auto&... fields) {
+        return op(Arguments{detail::mapped(fields, transform)...});
+      },
+      arguments.fields());
+}
+
+} // namespace lltm

@@ -1,0 +1,81 @@
+#pragma once
+
+#include "ops/arguments.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+// What the Autograd kernels of all operators are made of.
+namespace lltm {
+
+template <typename Arguments>
+bool any_requires_grad(const Arguments& arguments) {
+  return at::GradMode::is_enabled() &&
+      any_tensor(arguments, [](const Field<at::Tensor>& field) {
+           return field.value.requires_grad();
+         });
+}
+
+// torch::autograd::Function supports neither functorch's transforms (it
+// raises) nor forward-mode AD (it returns a wrong tangent). The dispatch key is
+// the test for a transform: functorchTLSAccessor() is set under AOTAutograd
+// too.
+template <typename Arguments>
+bool needs_composite(const Arguments& arguments) {
+  return c10::impl::tls_local_dispatch_key_set().included_.has(
+             c10::DispatchKey::FuncTorchDynamicLayerFrontMode) ||
+      any_tensor(arguments, [](const Field<at::Tensor>& field) {
+           return field.value._fw_grad(/*level=*/0).defined();
+         });
+}
+
+// The Autograd kernel of op. differentiable is called where a gradient is
+// required, composite where a Function cannot be.
+template <
+    auto op,
+    auto composite,
+    auto differentiable,
+    typename Arguments = ArgumentsOf<op>>
+auto autograd_kernel(const Arguments& arguments) {
+  check_devices(arguments);
+  if (needs_composite(arguments)) {
+    return composite(arguments);
+  }
+  if (any_requires_grad(arguments)) {
+    return differentiable(arguments);
+  }
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return op(arguments);
+}
+
+// Applies a torch::autograd::Function to each argument by itself: it looks for
+// tensors among what it is given, not inside of a struct.
+template <typename Function, typename Arguments>
+std::tuple<at::Tensor, at::Tensor> apply(const Arguments& arguments) {
+  const auto outputs = std::apply(
+      [](const auto&... fields) { return Function::apply(fields.value...); },
+      arguments.fields());
+  return {outputs[0], outputs[1]};
+}
+
+template <size_t size>
+std::array<bool, size> needed_gradients(
+    const torch::autograd::AutogradContext* ctx) {
+  std::array<bool, size> needed{};
+  for (size_t i = 0; i < size; ++i) {
+    needed[i] = ctx->needs_input_grad(i);
+  }
+  return needed;
+}
+
+// The gradient of an output; nothing arrives for one that nobody used.
+inline at::Tensor defined_or_zeros(
+    const at::Tensor& grad,
+    const at::Tensor& output) {
+  return grad.defined() ? grad : at::zeros_like(output);
+}
+
+} // namespace lltm

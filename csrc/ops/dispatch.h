@@ -1,0 +1,76 @@
+#pragma once
+
+#include "ops/arguments.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/CompileTimeFunctionPointer.h>
+
+#include <tuple>
+#include <type_traits>
+
+// Between the dispatcher, whose functions have a parameter for each argument of
+// the schema, and ours, which take them as one struct.
+namespace lltm {
+
+namespace detail {
+
+template <typename T>
+using Parameter =
+    std::conditional_t<std::is_trivially_copyable_v<T>, T, const T&>;
+
+template <typename Result, typename Arguments, typename Fields>
+struct Signature;
+
+template <typename Result, typename Arguments, typename... Values>
+struct Signature<Result, Arguments, std::tuple<Field<Values>...>> {
+  using type = Result(Parameter<Values>...);
+
+  template <Result (*function)(const Arguments&)>
+  static Result call(Parameter<Values>... arguments) {
+    return function(Arguments{arguments...});
+  }
+};
+
+template <typename Result, typename Arguments>
+using SignatureOf = Signature<
+    Result,
+    Arguments,
+    decltype(std::declval<const Arguments&>().fields())>;
+
+template <auto function, typename Result, typename Arguments>
+constexpr auto as_kernel(Result (*)(const Arguments&)) {
+  return TORCH_FN((SignatureOf<Result, Arguments>::template call<function>));
+}
+
+} // namespace detail
+
+// What m.impl takes, of a function of a struct of arguments.
+template <auto function>
+constexpr auto as_kernel() {
+  return detail::as_kernel<function>(function);
+}
+
+// An operator of the library: a function of its arguments that goes through
+// the dispatcher.
+template <typename Result, typename Arguments>
+class Operator {
+ public:
+  explicit Operator(const char* name)
+      : handle_(
+            c10::Dispatcher::singleton()
+                .findSchemaOrThrow(name, "")
+                .template typed<Type>()) {}
+
+  Result operator()(const Arguments& arguments) const {
+    return std::apply(
+        [&](const auto&... fields) { return handle_.call(fields.value...); },
+        arguments.fields());
+  }
+
+ private:
+  using Type = typename detail::SignatureOf<Result, Arguments>::type;
+
+  const c10::TypedOperatorHandle<Type> handle_;
+};
+
+} // namespace lltm

@@ -1,0 +1,132 @@
+#pragma once
+
+#include "ops/arguments.h"
+#include "ops/autocast.h"
+
+#include <ATen/functorch/BatchedTensorImpl.h>
+
+#include <algorithm>
+
+// vmap. A mapped dimension of input and state is more rows of the batch. What
+// has no batch, as weights, cannot take it: where that is mapped, the composite
+// formulas become batched GEMMs.
+namespace lltm {
+
+// Folds what the innermost level of vmap maps into the batch, and results back.
+class MappedBatch {
+ public:
+  template <typename Arguments>
+  explicit MappedBatch(const Arguments& arguments) {
+    any_tensor(arguments, [&](const Field<at::Tensor>& field) {
+      if (const auto* mapped =
+              at::functorch::maybeGetBatchedImpl(field.value)) {
+        level_ = std::max(level_, mapped->level());
+      }
+      return false;
+    });
+    const bool all_fold = !any_tensor(arguments, [&](const auto& field) {
+      const auto* mapped = mapped_here(field.value);
+      if (mapped != nullptr) {
+        mapped_ = mapped->value().sym_size(mapped->bdim());
+      }
+      return mapped != nullptr && field.batch_dim == kNoBatch;
+    });
+    can_fold_ = level_ > 0 && all_fold;
+    if (can_fold_) {
+      batch_ = arguments.input.sym_size(Arguments::kBatchDim);
+    }
+  }
+
+  bool can_fold() const {
+    return can_fold_;
+  }
+
+  at::Tensor fold(const Field<at::Tensor>& field) const {
+    const auto dim = field.batch_dim;
+    if (dim == kNoBatch) {
+      return field.value;
+    }
+    auto sizes = field.value.sym_sizes().vec();
+    sizes.insert(sizes.begin() + dim, mapped_);
+    const auto* mapped = mapped_here(field.value);
+    const auto unfolded = mapped != nullptr
+        ? mapped->value().movedim(mapped->bdim(), dim)
+        : field.value.unsqueeze(dim).expand_symint(sizes);
+    sizes.erase(sizes.begin() + dim);
+    sizes[dim] = mapped_ * batch_;
+    return unfolded.reshape_symint(sizes);
+  }
+
+  at::Tensor unfold(const at::Tensor& tensor, int64_t dim) const {
+    if (!tensor.defined()) {
+      return tensor;
+    }
+    auto sizes = tensor.sym_sizes().vec();
+    sizes[dim] = batch_;
+    sizes.insert(sizes.begin() + dim, mapped_);
+    return at::functorch::makeBatched(tensor.view_symint(sizes), dim, level_);
+  }
+
+ private:
+  const at::functorch::BatchedTensorImpl* mapped_here(
+      const at::Tensor& tensor) const {
+    const auto* mapped = at::functorch::maybeGetBatchedImpl(tensor);
+    return mapped != nullptr && mapped->level() == level_ ? mapped : nullptr;
+  }
+
+  int64_t level_ = 0;
+  c10::SymInt mapped_;
+  c10::SymInt batch_;
+  bool can_fold_ = false;
+};
+
+// The vmap kernel of op, which goes forward.
+template <auto op, auto composite, typename Arguments = ArgumentsOf<op>>
+auto forward_vmap_kernel(const Arguments& arguments)
+    -> decltype(op(arguments)) {
+  check_devices(arguments);
+  // vmap comes before autocast in the dispatch order, and composite formulas
+  // must not be autocast one by one, each by a rule of its own.
+  if (autocast_applies(arguments.input)) {
+    return call_in_lower_precision<forward_vmap_kernel<op, composite>>(
+        arguments);
+  }
+  check_arguments(arguments);
+  const MappedBatch batch(arguments);
+  if (!batch.can_fold()) {
+    return composite(arguments);
+  }
+  const c10::impl::ExcludeDispatchKeyGuard below_vmap(
+      c10::DispatchKey::FuncTorchBatched);
+  const auto results = call_with_mapped_tensors(
+      arguments, [&](const auto& field) { return batch.fold(field); }, op);
+  return std::apply(
+      [&](const auto&... tensors) {
+        return std::make_tuple(batch.unfold(tensors, Arguments::kBatchDim)...);
+      },
+      results);
+}
+
+// Of an op that goes backward: a mapped gradient of the weights is a sum over
+// no rows but its own.
+template <auto op, auto composite, typename Arguments = ArgumentsOf<op>>
+auto backward_vmap_kernel(const Arguments& arguments) {
+  check_arguments(arguments);
+  const MappedBatch batch(arguments);
+  if (!batch.can_fold() || arguments.output_mask[1] ||
+      arguments.output_mask[2]) {
+    return composite(arguments);
+  }
+  const c10::impl::ExcludeDispatchKeyGuard below_vmap(
+      c10::DispatchKey::FuncTorchBatched);
+  auto [d_input, d_weights, d_bias, d_h, d_cell] = call_with_mapped_tensors(
+      arguments, [&](const auto& field) { return batch.fold(field); }, op);
+  return std::make_tuple(
+      batch.unfold(d_input, Arguments::kBatchDim),
+      std::move(d_weights),
+      std::move(d_bias),
+      batch.unfold(d_h, 0),
+      batch.unfold(d_cell, 0));
+}
+
+} // namespace lltm
