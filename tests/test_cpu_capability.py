@@ -30,7 +30,7 @@ from torch.utils.cpp_extension import include_paths
 import lltm_ops
 
 TESTS = Path(__file__).parent
-# csrc/cpu/gemm.cpp asks the same.
+# csrc/cpu/primitives/gemm.cpp asks the same.
 HAS_BFLOAT16_PRODUCTS = "avx512_bf16" in Path("/proc/cpuinfo").read_text()
 # Derivatives of higher order run no other kernels than these, and sizes of 0 none.
 CHOSEN = (

@@ -55,6 +55,28 @@ def test_every_source_file_has_a_base_name_of_its_own():
     assert in_tree == set(names)
 
 
+def layer(file: Path) -> int:
+    """By the name of a file in csrc: what all operators share, the cell, sequences."""
+    sequence = file.name.startswith(("lltm_sequence", "lltm_recurrence"))
+    return 2 if sequence else 1 if file.name.startswith("lltm") else 0
+
+
+@pytest.mark.parametrize(
+    "file",
+    [path.relative_to(ROOT / "csrc") for path in sorted((ROOT / "csrc").rglob("*.*"))],
+    ids=str,
+)
+def test_files_of_csrc_include_only_what_is_below(file):
+    """docs/architecture.md: whoever reads the cell opens nothing of a sequence, whoever reads a
+    building block no operator, and a backend depends on no other."""
+    for include in re.findall('^#include "(.+)"', (ROOT / "csrc" / file).read_text(), re.MULTILINE):
+        folder = Path(include).parts[0]
+        assert folder in ("ops", file.parts[0])
+        assert layer(Path(include)) <= layer(file)
+        if file.parent.name == "primitives":
+            assert include.startswith(("cpu/primitives/", "cpu/choices"))
+
+
 def test_wheel(tmp_path):
     """One for all Pythons; what the documented `pip install --no-build-isolation .` installs."""
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation", "--no-deps"]

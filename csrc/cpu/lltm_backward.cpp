@@ -1,9 +1,9 @@
 #include "cpu/lltm_backward.h"
 
-#include "cpu/gemm.h"
 #include "cpu/lltm_backward_gemm.h"
 #include "cpu/lltm_backward_pointwise.h"
-#include "cpu/scratch.h"
+#include "cpu/primitives/gemm.h"
+#include "cpu/primitives/scratch.h"
 
 #include <ATen/OpMathType.h>
 #include <ATen/record_function.h>
@@ -52,15 +52,15 @@ void backward_gemm(const BackwardPointers<scalar_t>& a) {
 } // namespace
 
 template <typename scalar_t>
-void backward_step(const BackwardPointers<scalar_t>& arguments) {
+void backward_step(const BackwardPointers<scalar_t>& pointers) {
   if constexpr (kPair<scalar_t> == 2) {
     if (has_bfloat16_gemm()) {
       RECORD_USER_SCOPE("lltm::backward_gemm_bfloat16");
-      return backward_gemm<scalar_t, scalar_t>(arguments);
+      return backward_gemm<scalar_t, scalar_t>(pointers);
     }
   }
   RECORD_USER_SCOPE("lltm::backward_gemm");
-  backward_gemm<scalar_t, at::opmath_type<scalar_t>>(arguments);
+  backward_gemm<scalar_t, at::opmath_type<scalar_t>>(pointers);
 }
 
 template void backward_step(const BackwardPointers<double>&);

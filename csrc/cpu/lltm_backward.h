@@ -23,6 +23,6 @@ struct BackwardPointers : CellSizes {
 
 // One step backward.
 template <typename scalar_t>
-void backward_step(const BackwardPointers<scalar_t>& arguments);
+void backward_step(const BackwardPointers<scalar_t>& pointers);
 
 } // namespace lltm

@@ -1,11 +1,11 @@
 #pragma once
 
 #include "cpu/choices.h"
-#include "cpu/gemm.h"
 #include "cpu/lltm_backward_pointwise.h"
-#include "cpu/pack.h"
-#include "cpu/scratch.h"
-#include "cpu/vectorize.h"
+#include "cpu/primitives/gemm.h"
+#include "cpu/primitives/pack.h"
+#include "cpu/primitives/scratch.h"
+#include "cpu/primitives/vectorize.h"
 
 #include <ATen/OpMathType.h>
 #include <ATen/Parallel.h>

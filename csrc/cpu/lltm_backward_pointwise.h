@@ -1,13 +1,13 @@
 #pragma once
 
 #include "cpu/choices.h"
-#include "cpu/convert.h"
-#include "cpu/gemm.h"
-#include "cpu/lanes.h"
 #include "cpu/lltm_backward.h"
-#include "cpu/pack.h"
-#include "cpu/scratch.h"
-#include "cpu/vectorize.h"
+#include "cpu/primitives/convert.h"
+#include "cpu/primitives/gemm.h"
+#include "cpu/primitives/lanes.h"
+#include "cpu/primitives/pack.h"
+#include "cpu/primitives/scratch.h"
+#include "cpu/primitives/vectorize.h"
 #include "ops/gate_math.h"
 
 #include <ATen/OpMathType.h>
@@ -65,13 +65,13 @@ struct BackwardBlock {
   using opmath_t = at::opmath_type<scalar_t>;
   static constexpr int64_t kBlock = kUnitsOfABackwardBlock;
 
-  const BackwardPointers<scalar_t>& arguments;
+  const BackwardPointers<scalar_t>& pointers;
   const GateGradients<gemm_t>& d_gates;
 
   // Rows of the batch, at most kVector.
   C10_ALWAYS_INLINE void operator()(int64_t begin, int64_t end) const {
     alignas(64) opmath_t block[kVector * 3 * kBlock];
-    const auto state_size = arguments.state_size;
+    const auto state_size = pointers.state_size;
     const auto rows = end - begin;
     for (int64_t unit = 0; unit < state_size; unit += kBlock) {
       const auto units = std::min(kBlock, state_size - unit);
@@ -113,7 +113,7 @@ struct BackwardBlock {
 
   C10_ALWAYS_INLINE void
   compute_row(int64_t row, int64_t unit, int64_t units, opmath_t* block) const {
-    if (arguments.d_old_cell == nullptr) {
+    if (pointers.d_old_cell == nullptr) {
       compute_row<false>(row, unit, units, block);
     } else {
       compute_row<true>(row, unit, units, block);
@@ -123,7 +123,7 @@ struct BackwardBlock {
   template <bool write_d_old_cell>
   C10_ALWAYS_INLINE void
   compute_row(int64_t row, int64_t unit, int64_t units, opmath_t* block) const {
-    const auto& a = arguments;
+    const auto& a = pointers;
     const auto at = row * a.state_size + unit;
     compute<write_d_old_cell>(
         a.grad_h + at,

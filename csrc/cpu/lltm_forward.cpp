@@ -1,9 +1,9 @@
 #include "cpu/lltm_forward.h"
 
 #include "cpu/choices.h"
-#include "cpu/gemm.h"
 #include "cpu/lltm_forward_dot.h"
 #include "cpu/lltm_forward_gemm.h"
+#include "cpu/primitives/gemm.h"
 
 #include <ATen/OpMathType.h>
 #include <ATen/record_function.h>
@@ -12,21 +12,21 @@ namespace lltm {
 
 // Paths record their names for the profiler, here and for all other operators.
 template <typename scalar_t>
-void forward_step(const ForwardPointers<scalar_t>& arguments) {
-  if (is_dot_faster(arguments, sizeof(scalar_t))) {
+void forward_step(const ForwardPointers<scalar_t>& pointers) {
+  if (is_dot_faster(pointers, sizeof(scalar_t))) {
     RECORD_USER_SCOPE("lltm::forward_dot");
-    return ForwardDot<scalar_t>(arguments).run();
+    return ForwardDot<scalar_t>(pointers).run();
   }
   if constexpr (kPair<scalar_t> == 2) {
     const bool whole_pairs =
-        arguments.state_size % 2 == 0 && arguments.input_features % 2 == 0;
+        pointers.state_size % 2 == 0 && pointers.input_features % 2 == 0;
     if (whole_pairs && has_bfloat16_gemm()) {
       RECORD_USER_SCOPE("lltm::forward_gemm_bfloat16");
-      return ForwardGemm<scalar_t, scalar_t>(arguments).run();
+      return ForwardGemm<scalar_t, scalar_t>(pointers).run();
     }
   }
   RECORD_USER_SCOPE("lltm::forward_gemm");
-  ForwardGemm<scalar_t, at::opmath_type<scalar_t>>(arguments).run();
+  ForwardGemm<scalar_t, at::opmath_type<scalar_t>>(pointers).run();
 }
 
 template void forward_step(const ForwardPointers<double>&);

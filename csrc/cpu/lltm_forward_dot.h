@@ -1,11 +1,11 @@
 #pragma once
 
 #include "cpu/choices.h"
-#include "cpu/dot.h"
 #include "cpu/lltm_forward_pointwise.h"
-#include "cpu/pack.h"
-#include "cpu/scratch.h"
-#include "cpu/vectorize.h"
+#include "cpu/primitives/dot.h"
+#include "cpu/primitives/pack.h"
+#include "cpu/primitives/scratch.h"
+#include "cpu/primitives/vectorize.h"
 
 #include <ATen/OpMathType.h>
 #include <ATen/Parallel.h>
@@ -20,8 +20,8 @@ namespace lltm {
 template <typename scalar_t>
 class ForwardDot {
  public:
-  explicit ForwardDot(const ForwardPointers<scalar_t>& arguments)
-      : a_(arguments), x_(a_.batch * features_) {}
+  explicit ForwardDot(const ForwardPointers<scalar_t>& pointers)
+      : a_(pointers), x_(a_.batch * features_) {}
 
   void run() {
     convert(a_.old_h, a_.state_size, 0);

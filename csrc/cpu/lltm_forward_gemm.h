@@ -1,11 +1,11 @@
 #pragma once
 
 #include "cpu/choices.h"
-#include "cpu/gemm.h"
 #include "cpu/lltm_forward_pointwise.h"
-#include "cpu/pack.h"
-#include "cpu/scratch.h"
-#include "cpu/vectorize.h"
+#include "cpu/primitives/gemm.h"
+#include "cpu/primitives/pack.h"
+#include "cpu/primitives/scratch.h"
+#include "cpu/primitives/vectorize.h"
 
 #include <ATen/OpMathType.h>
 #include <ATen/Parallel.h>
@@ -46,8 +46,8 @@ struct TransposeProducts {
 template <typename scalar_t, typename gemm_t>
 class ForwardGemm {
  public:
-  explicit ForwardGemm(const ForwardPointers<scalar_t>& arguments)
-      : a_(arguments),
+  explicit ForwardGemm(const ForwardPointers<scalar_t>& pointers)
+      : a_(pointers),
         panels_(std::max<int64_t>(1, a_.batch / kPanelWidth)),
         panels_per_task_(std::min(panels_, kMaxPanelsPerTask)),
         units_(units_per_block()),

@@ -1,8 +1,8 @@
 #include "cpu/lltm_forward_pointwise.h"
 
-#include "cpu/convert.h"
-#include "cpu/gemm.h"
-#include "cpu/vectorize.h"
+#include "cpu/primitives/convert.h"
+#include "cpu/primitives/gemm.h"
+#include "cpu/primitives/vectorize.h"
 #include "ops/gate_math.h"
 
 #include <c10/macros/Macros.h>
@@ -96,12 +96,12 @@ template <typename scalar_t>
 struct ForwardPointwise {
   using opmath_t = at::opmath_type<scalar_t>;
 
-  const ForwardPointers<scalar_t>& arguments;
+  const ForwardPointers<scalar_t>& pointers;
   const ForwardProducts<opmath_t>& products;
 
   // Rows of products.
   C10_ALWAYS_INLINE void operator()(int64_t begin, int64_t end) const {
-    if (arguments.gates == nullptr) {
+    if (pointers.gates == nullptr) {
       write_rows<false>(begin, end);
     } else {
       write_rows<true>(begin, end);
@@ -111,7 +111,7 @@ struct ForwardPointwise {
   template <bool write_gates>
   C10_ALWAYS_INLINE void write_rows(int64_t begin, int64_t end) const {
     if constexpr (!std::is_same_v<scalar_t, opmath_t>) {
-      if (arguments.unrounded_old_cell != nullptr) {
+      if (pointers.unrounded_old_cell != nullptr) {
         return write_rows<write_gates, true>(begin, end);
       }
     }
@@ -141,7 +141,7 @@ struct ForwardPointwise {
       int64_t row_of_products,
       int64_t unit,
       const opmath_t* first_product) const {
-    const auto& a = arguments;
+    const auto& a = pointers;
     const auto row = products.first_row + row_of_products;
     const auto at = row * a.state_size + unit;
     return {
@@ -254,10 +254,10 @@ struct ForwardPointwise {
 
 template <typename scalar_t>
 void forward_pointwise(
-    const ForwardPointers<scalar_t>& arguments,
+    const ForwardPointers<scalar_t>& pointers,
     const ForwardProducts<at::opmath_type<scalar_t>>& products) {
   vectorized<ForwardPointwise<scalar_t>>()(
-      {arguments, products}, 0, products.rows);
+      {pointers, products}, 0, products.rows);
 }
 
 template void forward_pointwise(

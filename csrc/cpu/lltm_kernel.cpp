@@ -1,5 +1,5 @@
-#include "cpu/empty_gradients.h"
 #include "cpu/lltm_backward.h"
+#include "cpu/lltm_empty_gradients.h"
 #include "cpu/lltm_forward.h"
 #include "ops/dispatch.h"
 #include "ops/lltm.h"

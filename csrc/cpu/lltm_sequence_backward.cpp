@@ -1,15 +1,15 @@
 #include "cpu/lltm_sequence_backward.h"
 
 #include "cpu/choices.h"
-#include "cpu/convert.h"
-#include "cpu/few_rows.h"
-#include "cpu/gemm.h"
 #include "cpu/lltm_backward_gemm.h"
-#include "cpu/pack.h"
-#include "cpu/scratch.h"
-#include "cpu/sequence_states.h"
-#include "cpu/team.h"
-#include "cpu/vectorize.h"
+#include "cpu/lltm_sequence_states.h"
+#include "cpu/primitives/convert.h"
+#include "cpu/primitives/gemm.h"
+#include "cpu/primitives/gemm_of_rows.h"
+#include "cpu/primitives/pack.h"
+#include "cpu/primitives/scratch.h"
+#include "cpu/primitives/team.h"
+#include "cpu/primitives/vectorize.h"
 #include "ops/gate_math.h"
 
 #include <ATen/OpMathType.h>
@@ -86,8 +86,8 @@ class SequenceBackwardRecurrence {
   using opmath_t = at::opmath_type<scalar_t>;
 
   explicit SequenceBackwardRecurrence(
-      const SequenceBackwardPointers<scalar_t>& arguments)
-      : a_(arguments),
+      const SequenceBackwardPointers<scalar_t>& pointers)
+      : a_(pointers),
         width_(backward_panel(a_.state_size)),
         panels_((a_.state_size + width_ - 1) / width_),
         shape_(shape()),
@@ -286,8 +286,8 @@ class SequenceBackwardRecurrence {
 template <typename scalar_t, typename gemm_t>
 class SequenceBackward {
  public:
-  explicit SequenceBackward(const SequenceBackwardPointers<scalar_t>& arguments)
-      : a_(arguments),
+  explicit SequenceBackward(const SequenceBackwardPointers<scalar_t>& pointers)
+      : a_(pointers),
         old_h_{a_.steps, a_.state_size, a_.output, a_.h0, a_.resets},
         chunks_(sequence_chunks(a_.steps, kRowsOfABackwardChunk)) {}
 
@@ -475,15 +475,15 @@ class SequenceBackward {
 
 template <typename scalar_t>
 void sequence_backward_steps(
-    const SequenceBackwardPointers<scalar_t>& arguments) {
+    const SequenceBackwardPointers<scalar_t>& pointers) {
   if constexpr (kPair<scalar_t> == 2) {
     if (has_bfloat16_gemm()) {
       RECORD_USER_SCOPE("lltm::sequence_backward_gemm_bfloat16");
-      return SequenceBackward<scalar_t, scalar_t>(arguments).run();
+      return SequenceBackward<scalar_t, scalar_t>(pointers).run();
     }
   }
   RECORD_USER_SCOPE("lltm::sequence_backward_gemm");
-  SequenceBackward<scalar_t, at::opmath_type<scalar_t>>(arguments).run();
+  SequenceBackward<scalar_t, at::opmath_type<scalar_t>>(pointers).run();
 }
 
 template void sequence_backward_steps(const SequenceBackwardPointers<double>&);

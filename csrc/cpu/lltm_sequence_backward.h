@@ -1,7 +1,7 @@
 #pragma once
 
 #include "cpu/cell_sizes.h"
-#include "ops/sequence_steps.h"
+#include "ops/lltm_sequence_steps.h"
 
 #include <cstdint>
 #include <vector>
@@ -33,6 +33,6 @@ struct SequenceBackwardPointers : CellSizes {
 // A whole sequence backward.
 template <typename scalar_t>
 void sequence_backward_steps(
-    const SequenceBackwardPointers<scalar_t>& arguments);
+    const SequenceBackwardPointers<scalar_t>& pointers);
 
 } // namespace lltm

@@ -1,15 +1,16 @@
 #include "cpu/lltm_sequence_forward.h"
 
 #include "cpu/choices.h"
-#include "cpu/dot.h"
-#include "cpu/few_rows.h"
-#include "cpu/gemm.h"
 #include "cpu/lltm_forward.h"
-#include "cpu/pack.h"
-#include "cpu/scratch.h"
-#include "cpu/sequence_states.h"
-#include "cpu/team.h"
-#include "cpu/vectorize.h"
+#include "cpu/lltm_forward_pointwise.h"
+#include "cpu/lltm_sequence_states.h"
+#include "cpu/primitives/dot.h"
+#include "cpu/primitives/gemm.h"
+#include "cpu/primitives/gemm_of_rows.h"
+#include "cpu/primitives/pack.h"
+#include "cpu/primitives/scratch.h"
+#include "cpu/primitives/team.h"
+#include "cpu/primitives/vectorize.h"
 
 #include <ATen/OpMathType.h>
 #include <ATen/record_function.h>
@@ -59,10 +60,8 @@ void forward_step_by_step(const SequenceForwardPointers<scalar_t>& a) {
 template <typename scalar_t, typename gemm_t>
 class SequenceForward {
  public:
-  SequenceForward(
-      const SequenceForwardPointers<scalar_t>& arguments,
-      bool packs)
-      : a_(arguments),
+  SequenceForward(const SequenceForwardPointers<scalar_t>& pointers, bool packs)
+      : a_(pointers),
         packs_(packs),
         old_h_{a_.steps, a_.state_size, a_.output, a_.h0, a_.resets},
         old_cell_{a_.steps, a_.state_size, a_.cells, a_.c0, a_.resets},
@@ -345,7 +344,7 @@ class SequenceForward {
         slot.blocks.begin * units_,
         std::min(slot.blocks.end * units_, size));
     const auto row = a_.steps[step].first_row + rows.begin;
-    const ForwardPointers<scalar_t> arguments{
+    const ForwardPointers<scalar_t> pointers{
         {rows.size(), a_.input_features, size},
         nullptr,
         nullptr,
@@ -382,7 +381,7 @@ class SequenceForward {
             a_.input_features > 0);
       }
       forward_pointwise<scalar_t>(
-          arguments,
+          pointers,
           {C,
            units_,
            0,
@@ -416,32 +415,31 @@ class SequenceForward {
 } // namespace
 
 template <typename scalar_t>
-void sequence_forward_steps(
-    const SequenceForwardPointers<scalar_t>& arguments) {
-  if (arguments.steps.size() < kStepsWorthPacking) {
+void sequence_forward_steps(const SequenceForwardPointers<scalar_t>& pointers) {
+  if (pointers.steps.size() < kStepsWorthPacking) {
     RECORD_USER_SCOPE("lltm::sequence_forward_step_by_step");
-    return forward_step_by_step(arguments);
+    return forward_step_by_step(pointers);
   }
   if constexpr (kPair<scalar_t> == 2) {
     const bool whole_pairs =
-        arguments.state_size % 2 == 0 && arguments.input_features % 2 == 0;
+        pointers.state_size % 2 == 0 && pointers.input_features % 2 == 0;
     if (whole_pairs && has_bfloat16_gemm()) {
       RECORD_USER_SCOPE("lltm::sequence_forward_gemm_bfloat16");
-      return SequenceForward<scalar_t, scalar_t>(arguments, true).run();
+      return SequenceForward<scalar_t, scalar_t>(pointers, true).run();
     }
   }
   using opmath_t = at::opmath_type<scalar_t>;
   if constexpr (std::is_same_v<scalar_t, opmath_t>) {
-    const auto size = arguments.state_size;
+    const auto size = pointers.state_size;
     const auto weight_bytes = 3 * size * size * int64_t(sizeof(scalar_t));
     if (!is_packing_faster(
-            arguments.batch, arguments.steps.size(), weight_bytes)) {
+            pointers.batch, pointers.steps.size(), weight_bytes)) {
       RECORD_USER_SCOPE("lltm::sequence_forward_dot");
-      return SequenceForward<scalar_t, scalar_t>(arguments, false).run();
+      return SequenceForward<scalar_t, scalar_t>(pointers, false).run();
     }
   }
   RECORD_USER_SCOPE("lltm::sequence_forward_gemm");
-  SequenceForward<scalar_t, opmath_t>(arguments, true).run();
+  SequenceForward<scalar_t, opmath_t>(pointers, true).run();
 }
 
 template void sequence_forward_steps(const SequenceForwardPointers<double>&);

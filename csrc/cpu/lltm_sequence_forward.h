@@ -1,7 +1,7 @@
 #pragma once
 
 #include "cpu/cell_sizes.h"
-#include "ops/sequence_steps.h"
+#include "ops/lltm_sequence_steps.h"
 
 #include <cstdint>
 #include <vector>
@@ -26,6 +26,6 @@ struct SequenceForwardPointers : CellSizes {
 
 // A whole sequence forward, on the path that is fastest for its sizes.
 template <typename scalar_t>
-void sequence_forward_steps(const SequenceForwardPointers<scalar_t>& arguments);
+void sequence_forward_steps(const SequenceForwardPointers<scalar_t>& pointers);
 
 } // namespace lltm

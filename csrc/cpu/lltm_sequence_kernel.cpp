@@ -1,10 +1,10 @@
-#include "cpu/empty_gradients.h"
+#include "cpu/lltm_empty_gradients.h"
 #include "cpu/lltm_sequence_backward.h"
 #include "cpu/lltm_sequence_forward.h"
 #include "ops/dispatch.h"
 #include "ops/lltm_sequence.h"
 #include "ops/lltm_sequence_checks.h"
-#include "ops/sequence_steps.h"
+#include "ops/lltm_sequence_steps.h"
 
 #include <ATen/Dispatch.h>
 #include <torch/library.h>

@@ -18,8 +18,9 @@
 // hidden units, its 8 columns are rows of the batch. Eight warps divide the
 // columns of the weights among them and add up in shared memory.
 //
-// The kernels know the GPU only through a Machine (gpu_machine.cuh), so tests
-// run the same source on the host, in an emulator.
+// The kernels know the GPU only through a Machine
+// (lltm_recurrence_machine.cuh), so tests run the same source on the host, in
+// an emulator.
 namespace lltm::recurrence {
 
 constexpr int kUnits = 16;   // of a block

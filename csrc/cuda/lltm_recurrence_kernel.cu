@@ -1,5 +1,5 @@
-#include "cuda/gpu_machine.cuh"
 #include "cuda/lltm_recurrence_launch.h"
+#include "cuda/lltm_recurrence_machine.cuh"
 
 #include <cstdint>
 

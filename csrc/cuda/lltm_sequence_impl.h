@@ -6,7 +6,7 @@
 #include "ops/lltm_sequence.h"
 #include "ops/lltm_sequence_checks.h"
 #include "ops/lltm_sequence_composite.h"
-#include "ops/sequence_steps.h"
+#include "ops/lltm_sequence_steps.h"
 
 #include <ATen/Dispatch.h>
 #include <ATen/OpMathType.h>
@@ -120,9 +120,9 @@ inline at::Tensor aligned(const at::Tensor& tensor) {
 }
 
 template <typename Device>
-class SequenceForward {
+class ForwardSteps {
  public:
-  SequenceForward(
+  ForwardSteps(
       const SequenceForwardArguments& a,
       const std::vector<SequenceStep>& steps,
       const at::Tensor& output,
@@ -258,7 +258,7 @@ ForwardWithGatesResult sequence_forward_impl(
   if (output.numel() == 0) {
     return {std::move(output), std::move(cells), std::move(gates)};
   }
-  SequenceForward<Device> forward(a, steps, output, cells);
+  ForwardSteps<Device> forward(a, steps, output, cells);
   const auto input_rows = a.input.flatten(0, -2);
   const auto weights_for_input =
       a.weights.narrow(1, state_size, a.input.size(-1)).t();
@@ -283,9 +283,9 @@ ForwardWithGatesResult sequence_forward_impl(
 }
 
 template <typename Device>
-class SequenceBackward {
+class BackwardSteps {
  public:
-  SequenceBackward(
+  BackwardSteps(
       const SequenceBackwardArguments& a,
       const std::vector<SequenceStep>& steps,
       const at::Tensor& d_gates)
@@ -443,7 +443,7 @@ BackwardResult sequence_backward_impl(const SequenceBackwardArguments& a) {
     d_h0 = at::zeros(a.h0.sizes(), a.input.options());
     d_c0 = at::zeros(a.h0.sizes(), a.input.options());
   } else {
-    std::tie(d_h0, d_c0) = SequenceBackward<Device>(a, steps, d_gates).run();
+    std::tie(d_h0, d_c0) = BackwardSteps<Device>(a, steps, d_gates).run();
   }
   auto [d_input, none, d_bias, nothing, neither] = linear_gates_backward(
       d_gates,

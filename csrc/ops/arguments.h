@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <tuple>
@@ -13,6 +14,10 @@
 namespace lltm {
 
 using OptionalTensor = std::optional<at::Tensor>;
+
+// Which gradients are wanted, in this order: of input, weights, bias, and of
+// the first h and cell state.
+using OutputMask = std::array<bool, 5>;
 
 // Weights have no dimension that is the batch, nor have packed sequences.
 constexpr int64_t kNoBatch = -1;
@@ -101,6 +106,14 @@ bool any_tensor(const Arguments& arguments, const Predicate& predicate) {
         return (detail::holds(fields, predicate) || ...);
       },
       arguments.fields());
+}
+
+template <typename Arguments, typename Visit>
+void for_each_tensor(const Arguments& arguments, const Visit& visit) {
+  any_tensor(arguments, [&](const Field<at::Tensor>& field) {
+    visit(field);
+    return false;
+  });
 }
 
 // op(arguments), with transform(Field<at::Tensor>) in place of each tensor.

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "ops/arguments.h"
+#include "ops/checks.h"
 
 #include <ATen/autocast_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>

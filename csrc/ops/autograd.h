@@ -1,6 +1,7 @@
 #pragma once
 
 #include "ops/arguments.h"
+#include "ops/checks.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/zeros_like.h>
@@ -51,21 +52,36 @@ auto autograd_kernel(const Arguments& arguments) {
   return op(arguments);
 }
 
+// The Functions have derivatives for the first tensors among the arguments, as
+// many as output_mask has.
+template <typename Arguments>
+void check_derivatives(const Arguments& arguments) {
+  size_t tensors = 0;
+  for_each_tensor(arguments, [&](const Field<at::Tensor>& field) {
+    TORCH_INTERNAL_ASSERT(
+        tensors++ < std::tuple_size_v<OutputMask> ||
+            !field.value.requires_grad(),
+        arguments.kOperator,
+        " has no derivative for ",
+        field.name);
+  });
+}
+
 // Applies a torch::autograd::Function to each argument by itself: it looks for
 // tensors among what it is given, not inside of a struct.
 template <typename Function, typename Arguments>
 std::tuple<at::Tensor, at::Tensor> apply(const Arguments& arguments) {
+  check_derivatives(arguments);
   const auto outputs = std::apply(
       [](const auto&... fields) { return Function::apply(fields.value...); },
       arguments.fields());
   return {outputs[0], outputs[1]};
 }
 
-template <size_t size>
-std::array<bool, size> needed_gradients(
+inline OutputMask needed_gradients(
     const torch::autograd::AutogradContext* ctx) {
-  std::array<bool, size> needed{};
-  for (size_t i = 0; i < size; ++i) {
+  OutputMask needed{};
+  for (size_t i = 0; i < needed.size(); ++i) {
     needed[i] = ctx->needs_input_grad(i);
   }
   return needed;

@@ -29,9 +29,8 @@ void check_device(
 template <typename Arguments>
 void check_devices(const Arguments& a) {
   check_defined(a.kOperator, field("input", a.input));
-  any_tensor(a, [&](const Field<at::Tensor>& argument) {
+  for_each_tensor(a, [&](const Field<at::Tensor>& argument) {
     check_device(a.kOperator, argument, a.input);
-    return false;
   });
 }
 

@@ -2,7 +2,6 @@
 
 #include "ops/arguments.h"
 
-#include <array>
 #include <tuple>
 
 // The operators as C++ functions. Each call goes through the dispatcher, so
@@ -39,9 +38,6 @@ struct ForwardArguments {
         field("old_cell", old_cell, kBatchDim));
   }
 };
-
-// Gradients of the cell, in this order: input, weights, bias, old_h, old_cell.
-using OutputMask = std::array<bool, 5>;
 
 struct BackwardArguments {
   static constexpr auto kOperator = "lltm::backward";

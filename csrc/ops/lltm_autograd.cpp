@@ -52,7 +52,7 @@ struct LLTMFunction : torch::autograd::Function<LLTMFunction> {
          input,
          weights,
          old_h,
-         needed_gradients<5>(ctx)});
+         needed_gradients(ctx)});
     return {d_input, d_weights, d_bias, d_old_h, d_old_cell};
   }
 };

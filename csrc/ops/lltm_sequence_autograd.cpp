@@ -64,7 +64,7 @@ struct LLTMSequenceFunction : torch::autograd::Function<LLTMSequenceFunction> {
           /*batch_sizes=*/optional(saved[7]),
           ctx->saved_data["reverse"].toBool(),
           /*resets=*/optional(saved[8]),
-          needed_gradients<5>(ctx)};
+          needed_gradients(ctx)};
     };
     const auto gates = at::GradMode::is_enabled()
         ? composite::sequence_gates(with_gates(saved[6]), bias)

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "ops/lltm_sequence.h"
-#include "ops/sequence_steps.h"
+#include "ops/lltm_sequence_steps.h"
 
 // The sequence operators as loops over the composite formulas of the cell:
 // plain, differentiable ATen, for the same uses.

@@ -1,7 +1,7 @@
 #include "ops/dispatch.h"
 #include "ops/lltm_sequence.h"
 #include "ops/lltm_sequence_checks.h"
-#include "ops/sequence_steps.h"
+#include "ops/lltm_sequence_steps.h"
 
 #include <torch/library.h>
 

@@ -2,6 +2,7 @@
 
 #include "ops/arguments.h"
 #include "ops/autocast.h"
+#include "ops/checks.h"
 
 #include <ATen/functorch/BatchedTensorImpl.h>
 
@@ -17,12 +18,11 @@ class MappedBatch {
  public:
   template <typename Arguments>
   explicit MappedBatch(const Arguments& arguments) {
-    any_tensor(arguments, [&](const Field<at::Tensor>& field) {
+    for_each_tensor(arguments, [&](const Field<at::Tensor>& field) {
       if (const auto* mapped =
               at::functorch::maybeGetBatchedImpl(field.value)) {
         level_ = std::max(level_, mapped->level());
       }
-      return false;
     });
     const bool all_fold = !any_tensor(arguments, [&](const auto& field) {
       const auto* mapped = mapped_here(field.value);

@@ -1,7 +1,7 @@
-// Threads that wait for one another (cpu/team.h) all come back, also when one
-// of them fails.
+// Threads that wait for one another (cpu/primitives/team.h) all come back, also
+// when one of them fails.
 
-#include "cpu/team.h"
+#include "cpu/primitives/team.h"
 
 #include <c10/util/Exception.h>
 

@@ -2,7 +2,7 @@
 // that is too short, or misaligned, is handed to the library as a tensor, so
 // what is found is found in the library's own code.
 
-#include "cpu/team.h"
+#include "cpu/primitives/team.h"
 #include "ops/lltm.h"
 
 #include <ATen/ATen.h>

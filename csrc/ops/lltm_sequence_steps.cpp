@@ -1,4 +1,4 @@
-#include "ops/sequence_steps.h"
+#include "ops/lltm_sequence_steps.h"
 
 #include "ops/checks.h"
 

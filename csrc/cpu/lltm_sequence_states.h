@@ -1,9 +1,10 @@
 #pragma once
 
-#include "cpu/convert.h"
-#include "cpu/scratch.h"
-#include "cpu/vectorize.h"
-#include "ops/sequence_steps.h"
+#include "cpu/primitives/convert.h"
+#include "cpu/primitives/pack.h"
+#include "cpu/primitives/scratch.h"
+#include "cpu/primitives/vectorize.h"
+#include "ops/lltm_sequence_steps.h"
 
 #include <ATen/OpMathType.h>
 

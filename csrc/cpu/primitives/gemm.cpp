@@ -1,4 +1,4 @@
-#include "cpu/gemm.h"
+#include "cpu/primitives/gemm.h"
 
 #include <ATen/Context.h>
 

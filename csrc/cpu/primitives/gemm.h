@@ -1,8 +1,8 @@
 #pragma once
 
 #include "cpu/choices.h"
-#include "cpu/lanes.h"
-#include "cpu/vectorize.h"
+#include "cpu/primitives/lanes.h"
+#include "cpu/primitives/vectorize.h"
 
 #include <ATen/OpMathType.h>
 #include <ATen/native/CPUBlas.h>

@@ -1,7 +1,7 @@
 #pragma once
 
-#include "cpu/lanes.h"
-#include "cpu/vectorize.h"
+#include "cpu/primitives/lanes.h"
+#include "cpu/primitives/vectorize.h"
 
 #include <c10/macros/Macros.h>
 

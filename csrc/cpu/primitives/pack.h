@@ -1,9 +1,9 @@
 #pragma once
 
-#include "cpu/convert.h"
-#include "cpu/gemm.h"
-#include "cpu/lanes.h"
-#include "cpu/vectorize.h"
+#include "cpu/primitives/convert.h"
+#include "cpu/primitives/gemm.h"
+#include "cpu/primitives/lanes.h"
+#include "cpu/primitives/vectorize.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,4 +1,4 @@
-#include "cpu/empty_gradients.h"
+#include "cpu/lltm_empty_gradients.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
