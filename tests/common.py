@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -126,12 +126,15 @@ SEQUENCE_SHAPES = [
 ]
 # Packed or not, in both directions, with resets or without.
 SEQUENCE_KINDS = list(itertools.product(("padded", "packed"), (False, True), (False, True)))
-each_sequence_kind = pytest.mark.parametrize(
-    "kind",
-    SEQUENCE_KINDS,
-    ids=lambda k: f"{k[0]}{' reverse' if k[1] else ''}{' resets' if k[2] else ''}",
-)
 SequenceKind = tuple[str, bool, bool]
+
+
+def name_of_kind(kind: SequenceKind) -> str:
+    form, reverse, resets = kind
+    return f"{form}{' reverse' if reverse else ''}{' resets' if resets else ''}"
+
+
+each_sequence_kind = pytest.mark.parametrize("kind", SEQUENCE_KINDS, ids=name_of_kind)
 
 
 def sequence_inputs(
@@ -211,6 +214,83 @@ def sequence_reference(
     )
     sizes_of_output = (*input.shape[:-1], h0.shape[1])
     return output.view(sizes_of_output), all_cells.view(sizes_of_output)
+
+
+class Operator(NamedTuple):
+    """The cell, or sequences of a kind: what the tests of both operators need. Shapes are those of
+    sequences; the cell leaves out the time."""
+
+    kind: SequenceKind | None = None
+
+    def __str__(self) -> str:
+        return "cell" if self.kind is None else name_of_kind(self.kind)
+
+    def named(self, name: str) -> Any:
+        return getattr(torch.ops.lltm, name if self.kind is None else f"sequence_{name}")
+
+    @property
+    def forward(self) -> Any:
+        return self.named("forward")
+
+    @property
+    def forward_with_gates(self) -> Any:
+        prefix = "_forward" if self.kind is None else "_sequence_forward"
+        return getattr(torch.ops.lltm, f"{prefix}_with_gates")
+
+    @property
+    def backward(self) -> Any:
+        return self.named("backward")
+
+    @property
+    def reference(self) -> Callable[..., tuple[Tensor, Tensor]]:
+        return lltm_ops.reference if self.kind is None else sequence_reference
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        return ARGUMENTS if self.kind is None else SEQUENCE_ARGUMENTS
+
+    @property
+    def backward_arguments(self) -> tuple[str, ...]:
+        return BACKWARD_ARGUMENTS if self.kind is None else SEQUENCE_BACKWARD_ARGUMENTS
+
+    def inputs(
+        self,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        shape: tuple[int, int, int, int] = (5, 3, 5, 4),
+        requires_grad: bool = False,
+    ) -> list[Any]:
+        if self.kind is None:
+            return sample_inputs(device, dtype, shape[1:], requires_grad)
+        return sequence_inputs(device, dtype, shape, self.kind, requires_grad)
+
+    def backward_inputs(
+        self,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        shape: tuple[int, int, int, int] = (5, 3, 5, 4),
+        requires_grad: bool = False,
+    ) -> list[Any]:
+        if self.kind is None:
+            return backward_inputs(device, dtype, shape[1:], requires_grad)
+        return sequence_backward_inputs(device, dtype, shape, self.kind, requires_grad)
+
+    def assert_match(
+        self, actual: Sequence[Tensor], expected: Sequence[Tensor], dtype: torch.dtype
+    ) -> None:
+        """Results of any dtype against those in float64."""
+        if self.kind is not None:
+            assert_sequences_match(actual, expected, dtype)
+            return
+        for ours, exact in zip(actual, expected, strict=True):
+            assert ours.dtype == dtype
+            assert_matches_float64(ours, exact.detach())
+
+
+CELL = Operator()
+PADDED = Operator(("padded", False, False))
+OPERATORS = [CELL, *(Operator(kind) for kind in SEQUENCE_KINDS)]
+each_operator = pytest.mark.parametrize("operator", OPERATORS, ids=str)
 
 
 def expand_rows(tensor: Tensor) -> Tensor:

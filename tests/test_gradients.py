@@ -1,4 +1,4 @@
-"""The gradients of lltm::forward: right, of any order, and no more of them than needed."""
+"""The gradients of both operators: right, of any order, and no more of them than needed."""
 
 import itertools
 import resource
@@ -7,28 +7,30 @@ from pathlib import Path
 import pytest
 import torch
 from common import (
-    ARGUMENTS,
-    BACKWARD_ARGUMENTS,
+    CELL,
     LAYOUTS,
+    OPERATORS,
+    PADDED,
     TOLERANCES,
+    Operator,
     assert_matches_float64,
     backward_inputs,
     composite,
     double,
     each_device,
     each_dtype,
+    each_operator,
     each_shape,
     gradients,
     reference_gradients,
     sample_inputs,
-    sequence_backward_inputs,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import lltm_ops
 
-SMALL = (2, 3, 3)
+SMALL = (3, 2, 2, 3)
 
 
 @each_device
@@ -45,24 +47,15 @@ def test_gradients_match_reference(device, dtype, shape):
         assert_matches_float64(ours, exact, **tolerance)
 
 
-def backward_of_cell(device, dtype, sizes):
-    return torch.ops.lltm.backward, backward_inputs(device, dtype, sizes[1:])
-
-
-def backward_of_sequence(device, dtype, sizes):
-    inputs = sequence_backward_inputs(device, dtype, sizes)
-    return torch.ops.lltm.sequence_backward, inputs
-
-
 @each_device
 @each_dtype
 @pytest.mark.parametrize("by_formulas", [False, True])
-@pytest.mark.parametrize("operator", [backward_of_cell, backward_of_sequence])
+@pytest.mark.parametrize("operator", [CELL, PADDED], ids=str)
 @pytest.mark.parametrize("zero", range(1, 16))
 def test_every_gradient_of_nothing_is_zero(device, dtype, by_formulas, operator, zero):
     """Any of the sizes may be 0. Tests poison fresh memory, so what is not written shows."""
     sizes = tuple(0 if zero >> i & 1 else size for i, size in enumerate((2, 70, 3, 5)))
-    op, inputs = operator(device, dtype, sizes)
+    op, inputs = operator.backward, operator.backward_inputs(device, dtype, sizes)
     call = composite(op) if by_formulas else op
     expected = composite(op)(*double(inputs), [True] * 5)
     for mask in itertools.product([False, True], repeat=5):
@@ -77,22 +70,31 @@ def test_every_gradient_of_nothing_is_zero(device, dtype, by_formulas, operator,
 
 @each_device
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("argument", BACKWARD_ARGUMENTS)
-def test_backward_with_each_argument_in_each_layout(device, argument, layout):
-    inputs = backward_inputs(device)
-    position = BACKWARD_ARGUMENTS.index(argument)
+@pytest.mark.parametrize(
+    ("operator", "argument"),
+    [(operator, name) for operator in OPERATORS for name in operator.backward_arguments[:7]],
+    ids=str,
+)
+def test_backward_with_each_argument_in_each_layout(device, operator, argument, layout):
+    inputs = operator.backward_inputs(device)
+    position = operator.backward_arguments.index(argument)
     inputs[position] = LAYOUTS[layout](inputs[position])
-    expected = composite(torch.ops.lltm.backward)(*double(inputs), [True] * 5)
-    for ours, exact in zip(lltm_ops.backward(*inputs), expected, strict=True):
-        assert_matches_float64(ours, exact)
+    expected = composite(operator.backward)(*double(inputs), [True] * 5)
+    operator.assert_match(operator.backward(*inputs), expected, torch.float32)
+
+
+def with_options(op, inputs):
+    """op as a function of its first tensors, for what differentiates by all arguments."""
+    return lambda *tensors: op(*tensors, *inputs[len(tensors) :])
 
 
 @each_device
-def test_gradcheck(device):
-    inputs = sample_inputs(device, torch.float64, SMALL, requires_grad=True)
+@each_operator
+def test_gradcheck(device, operator):
+    inputs = operator.inputs(device, torch.float64, SMALL, requires_grad=True)
     assert torch.autograd.gradcheck(
-        lltm_ops.forward,
-        inputs,
+        with_options(operator.forward, inputs),
+        inputs[:5],
         check_forward_ad=True,
         check_batched_grad=True,
         check_batched_forward_grad=True,
@@ -100,11 +102,12 @@ def test_gradcheck(device):
 
 
 @each_device
-def test_gradgradcheck(device):
-    inputs = sample_inputs(device, torch.float64, SMALL, requires_grad=True)
+@each_operator
+def test_gradgradcheck(device, operator):
+    inputs = operator.inputs(device, torch.float64, SMALL, requires_grad=True)
     assert torch.autograd.gradgradcheck(
-        lltm_ops.forward,
-        inputs,
+        with_options(operator.forward, inputs),
+        inputs[:5],
         check_batched_grad=True,
         check_fwd_over_rev=True,
         check_rev_over_rev=True,
@@ -112,14 +115,16 @@ def test_gradgradcheck(device):
 
 
 @each_device
-@pytest.mark.parametrize(
-    "op", ["_forward_with_gates", "backward"], ids=["forward_with_gates", "backward"]
-)
-def test_gradcheck_of_internal_operators(device, op):
+@each_operator
+def test_gradcheck_of_internal_operators(device, operator):
     """Called directly, they differentiate too: no result is silently a constant."""
-    sample = backward_inputs if op == "backward" else sample_inputs
-    inputs = sample(device, torch.float64, SMALL, requires_grad=True)
-    assert torch.autograd.gradcheck(getattr(torch.ops.lltm, op), inputs, check_forward_ad=True)
+    for op, sample in (
+        (operator.forward_with_gates, operator.inputs),
+        (operator.backward, operator.backward_inputs),
+    ):
+        inputs = sample(device, torch.float64, SMALL, requires_grad=True)
+        tensors = [t for t in inputs if isinstance(t, torch.Tensor) and t.is_floating_point()]
+        assert torch.autograd.gradcheck(with_options(op, inputs), tensors, check_forward_ad=True)
 
 
 def test_third_derivative():
@@ -149,42 +154,43 @@ def test_derivative_of_elu(device, value):
 
 
 @each_device
-@pytest.mark.parametrize("used", ["new_h", "new_cell"])
-def test_gradient_of_one_output(device, used):
-    position = ["new_h", "new_cell"].index(used)
-    inputs = sample_inputs(device, torch.float64, requires_grad=True)
-    actual = torch.autograd.grad(lltm_ops.forward(*inputs)[position].sum(), inputs)
-    expected = torch.autograd.grad(
-        lltm_ops.reference(*inputs)[position].sum(), inputs, allow_unused=True
-    )
-    for ours, exact in zip(actual, expected, strict=True):
-        torch.testing.assert_close(ours, exact)
+@each_operator
+@pytest.mark.parametrize("used", [0, 1], ids=["h", "cell state"])
+def test_gradient_of_one_output(device, operator, used):
+    """Of its last row or step, so that the rest gets zeros."""
+    inputs = operator.inputs(device, torch.float64, requires_grad=True)
+    actual = torch.autograd.grad(operator.forward(*inputs)[used][-1].sum(), inputs[:5])
+    exact = double(inputs)
+    loss = operator.reference(*exact)[used][-1].sum()
+    expected = torch.autograd.grad(loss, exact[:5], materialize_grads=True)
+    operator.assert_match(actual, expected, torch.float64)
 
 
 @each_device
+@pytest.mark.parametrize("operator", [CELL, Operator(("padded", False, True))], ids=str)
 @pytest.mark.parametrize("required", list(itertools.product([False, True], repeat=5)))
-def test_any_subset_of_gradients(device, required):
-    inputs = sample_inputs(device, torch.float64)
-    for tensor, flag in zip(inputs, required, strict=True):
+def test_any_subset_of_gradients(device, operator, required):
+    inputs = operator.inputs(device, torch.float64, (9, 3, 5, 4))
+    for tensor, flag in zip(inputs, required, strict=False):
         tensor.requires_grad_(flag)
     if not any(required):
-        assert not any(output.requires_grad for output in lltm_ops.forward(*inputs))
+        assert not any(output.requires_grad for output in operator.forward(*inputs))
         return
-    expected = reference_gradients(double(inputs))
-    for ours, exact in zip(gradients(lltm_ops.forward, inputs), expected, strict=True):
+    expected = gradients(operator.reference, double(inputs))
+    for ours, exact in zip(gradients(operator.forward, inputs), expected, strict=True):
         assert (ours is None) == (exact is None)
         if exact is not None:
-            assert_matches_float64(ours, exact)
+            operator.assert_match([ours], [exact], torch.float64)
 
 
 @each_device
+@pytest.mark.parametrize("operator", [CELL, Operator(("packed", True, True))], ids=str)
 @pytest.mark.parametrize("mask", list(itertools.product([False, True], repeat=5)))
-def test_output_mask(device, mask):
-    inputs = backward_inputs(device)
-    everything = lltm_ops.backward(*inputs)
-    for ours, all_asked, asked in zip(
-        lltm_ops.backward(*inputs, mask), everything, mask, strict=True
-    ):
+def test_output_mask(device, operator, mask):
+    inputs = operator.backward_inputs(device, shape=(9, 3, 5, 4))
+    everything = operator.backward(*inputs)
+    wanted = operator.backward(*inputs, output_mask=mask)
+    for ours, all_asked, asked in zip(wanted, everything, mask, strict=True):
         assert (ours is not None) == asked
         if asked:
             assert torch.equal(ours, all_asked)
@@ -250,18 +256,22 @@ def test_gradient_that_nobody_needs_is_not_computed(dtype, index):
     assert saved >= lltm_ops.backward(*inputs)[index].nbytes
 
 
-def test_batches_of_many_sizes_keep_no_memory():
+@pytest.mark.parametrize(
+    ("operator", "batches"), [(CELL, range(16, 3000, 8)), (PADDED, range(16, 600, 2))], ids=str
+)
+def test_batches_of_many_sizes_keep_no_memory(operator, batches):
     """oneDNN keeps a kernel for each size that it is asked for: they have to be few."""
 
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
     def run(batch: int) -> None:
-        lltm_ops.backward(*backward_inputs(shape=(batch, 16, 16)))
+        inputs = operator.inputs(shape=(9, batch, 16, 16), requires_grad=True)
+        torch.autograd.grad(operator.forward(*inputs)[0].sum(), inputs[:5])
 
-    run(3000)
+    run(batches.stop)
     before = resident()
-    for batch in range(16, 3000, 8):
+    for batch in batches:
         run(batch)
     assert resident() - before < 50e6
 
@@ -277,24 +287,35 @@ def test_inference_calls_no_autograd_and_writes_no_gates():
     assert "lltm::_forward_with_gates" in operators_called(lambda: lltm_ops.forward(*inputs))
 
 
-def test_saves_the_gates_and_nothing_else_beyond_inputs_and_outputs():
-    inputs = sample_inputs(shape=(7, 5, 4), requires_grad=True)
+@each_operator
+def test_saves_the_gates_and_nothing_else_beyond_inputs_and_outputs(operator):
+    inputs = operator.inputs(shape=(7, 3, 5, 4), requires_grad=True)
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
-        outputs = lltm_ops.forward(*inputs)
-    known = {tensor.untyped_storage().data_ptr() for tensor in [*inputs, *outputs]}
+        outputs = operator.forward(*inputs)
+    tensors = [t for t in (*inputs, *outputs) if isinstance(t, torch.Tensor)]
+    known = {tensor.untyped_storage().data_ptr() for tensor in tensors}
     extra = [tensor for tensor in saved if tensor.untyped_storage().data_ptr() not in known]
-    assert [tuple(tensor.shape) for tensor in extra] == [(7, 3 * 4)]
+    assert [tuple(tensor.shape) for tensor in extra] == [(*outputs[0].shape[:-1], 3 * 4)]
 
 
-@pytest.mark.parametrize("name", ["input", "weights", "bias", "old_h", "new_cell"])
-def test_in_place_change_of_a_saved_tensor_is_caught(name):
-    inputs = [t * 1 for t in sample_inputs(requires_grad=True)]
-    new_h, new_cell = lltm_ops.forward(*inputs)
+@pytest.mark.parametrize(
+    ("operator", "saved"),
+    [
+        *itertools.product([CELL], ["input", "weights", "bias", "old_h", "cell state"]),
+        *itertools.product([PADDED], ["input", "weights", "bias", "h0", "h", "cell state"]),
+    ],
+    ids=str,
+)
+def test_in_place_change_of_a_saved_tensor_is_caught(operator, saved):
+    leaves = operator.inputs(requires_grad=True)
+    inputs = [leaf * 1 if i < 5 else leaf for i, leaf in enumerate(leaves)]
+    outputs = operator.forward(*inputs)
+    names = (*operator.arguments, "h", "cell state")
     with torch.no_grad():
-        dict(zip((*ARGUMENTS, "new_cell"), (*inputs, new_cell), strict=True))[name].add_(1)
+        dict(zip(names, (*inputs, *outputs), strict=True))[saved].add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        new_h.sum().backward()
+        outputs[0].sum().backward()
 
 
 def test_old_cell_is_not_saved_and_may_change():
@@ -320,19 +341,15 @@ def test_backward_twice_needs_retain_graph():
 
 
 @each_device
+@each_operator
 @pytest.mark.parametrize("use_reentrant", [False, True])
-def test_activation_checkpointing(device, use_reentrant):
-    inputs = sample_inputs(device, torch.float64, requires_grad=True)
-
-    def two_steps(input, weights, bias, old_h, old_cell):
-        state = lltm_ops.forward(input, weights, bias, old_h, old_cell)
-        return lltm_ops.forward(input, weights, bias, *state)
-
+def test_activation_checkpointing(device, operator, use_reentrant):
+    inputs = operator.inputs(device, torch.float64, requires_grad=True)
+    copies = [t.detach().clone().requires_grad_() for t in inputs[:5]] + inputs[5:]
     actual = gradients(
-        lambda *args: checkpoint(two_steps, *args, use_reentrant=use_reentrant), inputs
+        lambda *args: checkpoint(operator.forward, *args, use_reentrant=use_reentrant), inputs
     )
-    copies = [tensor.detach().clone().requires_grad_() for tensor in inputs]
-    for ours, exact in zip(actual, gradients(two_steps, copies), strict=True):
+    for ours, exact in zip(actual, gradients(operator.forward, copies), strict=True):
         torch.testing.assert_close(ours, exact)
 
 

@@ -1,5 +1,8 @@
-"""lltm::sequence_forward computes the cell over whole sequences: values, gradients of any order,
-memory. Registration, errors and PyTorch's subsystems stand with those of the cell."""
+"""lltm::sequence_forward computes the cell over whole sequences, in memory that does not grow.
+
+What holds for the cell in the same way stands in the files that test both: values, gradients,
+registration, errors and PyTorch's subsystems.
+"""
 
 import itertools
 from concurrent.futures import ThreadPoolExecutor
@@ -8,9 +11,6 @@ import pytest
 import torch
 from common import (
     DTYPES,
-    LAYOUTS,
-    SEQUENCE_ARGUMENTS,
-    SEQUENCE_BACKWARD_ARGUMENTS,
     SEQUENCE_SHAPES,
     assert_sequences_match,
     composite,
@@ -24,7 +24,6 @@ from common import (
     sequence_reference,
 )
 from torch.nn.utils.rnn import pack_padded_sequence
-from torch.utils.checkpoint import checkpoint
 
 import lltm_ops
 
@@ -127,123 +126,6 @@ def test_a_reset_begins_a_new_sequence_also_after_what_is_not_finite():
 
 
 @each_device
-@each_sequence_kind
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_each_argument_in_each_layout(device, kind, layout):
-    for name in SEQUENCE_ARGUMENTS:
-        inputs = sequence_inputs(device, shape=(5, 3, 6, 4), kind=kind)
-        position = SEQUENCE_ARGUMENTS.index(name)
-        if not isinstance(inputs[position], torch.Tensor):
-            continue
-        if name == "batch_sizes" and layout == "expanded":
-            continue  # would be other sizes
-        inputs[position] = LAYOUTS[layout](inputs[position])
-        before = [t.clone() if isinstance(t, torch.Tensor) else t for t in inputs]
-        assert_sequences_match(forward(*inputs), sequence_reference(*double(inputs)), torch.float32)
-        for tensor, copy in zip(inputs, before, strict=True):
-            assert tensor is copy or torch.equal(tensor, copy)
-
-
-@each_device
-@each_sequence_kind
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_backward_with_each_argument_in_each_layout(device, kind, layout):
-    for name in SEQUENCE_BACKWARD_ARGUMENTS[:8]:
-        inputs = sequence_backward_inputs(device, shape=(5, 3, 6, 4), kind=kind)
-        position = SEQUENCE_BACKWARD_ARGUMENTS.index(name)
-        inputs[position] = LAYOUTS[layout](inputs[position])
-        expected = composite(backward)(*double(inputs), [True] * 5)
-        assert_sequences_match(backward(*inputs), expected, torch.float32)
-
-
-@each_device
-@each_dtype
-@each_sequence_kind
-def test_a_device_without_kernels_takes_the_composite_formulas(device, dtype, kind):
-    inputs = sequence_inputs(dtype=dtype, kind=kind)
-    outputs = composite(forward)(*inputs)
-    assert_sequences_match(outputs, sequence_reference(*double(inputs)), dtype)
-    inputs = sequence_backward_inputs(dtype=dtype, kind=kind)
-    ours = composite(backward)(*inputs, [True] * 5)
-    assert_sequences_match(ours, backward(*double(inputs)), dtype)
-
-
-def with_options(op, inputs):
-    """op as a function of the five tensors alone, for what differentiates by all arguments."""
-    return lambda *tensors: op(*tensors, *inputs[len(tensors) :])
-
-
-@each_device
-@each_sequence_kind
-def test_gradcheck(device, kind):
-    inputs = sequence_inputs(device, torch.float64, SMALL, kind, requires_grad=True)
-    assert torch.autograd.gradcheck(
-        with_options(forward, inputs),
-        inputs[:5],
-        check_forward_ad=True,
-        check_batched_grad=True,
-        check_batched_forward_grad=True,
-    )
-
-
-@each_device
-@each_sequence_kind
-def test_gradgradcheck(device, kind):
-    inputs = sequence_inputs(device, torch.float64, SMALL, kind, requires_grad=True)
-    assert torch.autograd.gradgradcheck(
-        with_options(forward, inputs), inputs[:5], check_fwd_over_rev=True
-    )
-
-
-@each_device
-@each_sequence_kind
-@pytest.mark.parametrize("name", ["_sequence_forward_with_gates", "sequence_backward"])
-def test_gradcheck_of_internal_operators(device, kind, name):
-    sample = sequence_backward_inputs if name == "sequence_backward" else sequence_inputs
-    inputs = sample(device, torch.float64, SMALL, kind, requires_grad=True)
-    tensors = [t for t in inputs if isinstance(t, torch.Tensor) and t.is_floating_point()]
-    op = with_options(getattr(torch.ops.lltm, name), inputs)
-    assert torch.autograd.gradcheck(op, tensors, check_forward_ad=True)
-
-
-@each_device
-@pytest.mark.parametrize("used", [0, 1], ids=["output", "cells"])
-def test_gradient_of_one_output(device, used):
-    inputs = sequence_inputs(device, torch.float64, requires_grad=True)
-    actual = torch.autograd.grad(forward(*inputs)[used][-1].sum(), inputs[:5])
-    exact_inputs = double(inputs)
-    loss = sequence_reference(*exact_inputs)[used][-1].sum()
-    assert_sequences_match(actual, torch.autograd.grad(loss, exact_inputs[:5]), torch.float64)
-
-
-@each_device
-@pytest.mark.parametrize("required", list(itertools.product([False, True], repeat=5)))
-def test_any_subset_of_gradients(device, required):
-    inputs = sequence_inputs(device, torch.float64, (9, 3, 5, 4), ("padded", False, True))
-    for tensor, flag in zip(inputs, required, strict=False):
-        tensor.requires_grad_(flag)
-    if not any(required):
-        assert not any(output.requires_grad for output in forward(*inputs))
-        return
-    expected = gradients(sequence_reference, double(inputs))
-    for ours, exact in zip(gradients(forward, inputs), expected, strict=True):
-        assert (ours is None) == (exact is None)
-        if exact is not None:
-            assert_sequences_match([ours], [exact], torch.float64)
-
-
-@each_device
-@pytest.mark.parametrize("mask", list(itertools.product([False, True], repeat=5)))
-def test_output_mask(device, mask):
-    inputs = sequence_backward_inputs(device, shape=(9, 3, 5, 4), kind=("packed", True, True))
-    everything = backward(*inputs)
-    for ours, all_asked, asked in zip(backward(*inputs, mask), everything, mask, strict=True):
-        assert (ours is not None) == asked
-        if asked:
-            assert torch.equal(ours, all_asked)
-
-
-@each_device
 def test_accuracy_over_a_thousand_steps_is_no_worse_than_twice_eager(device):
     """float32 against float64, of outputs and of gradients."""
     inputs = sequence_inputs(device, shape=(1000, 1, 32, 64), requires_grad=True)
@@ -288,38 +170,6 @@ def test_half_types_lose_nothing_of_a_cell_that_has_grown(device, dtype, way, ki
     limits = (3 if device == "cuda" else 2, 2)
     for actual, rounded, e, limit in zip(ours, best, exact, limits, strict=True):
         assert error(actual, e) <= limit * error(rounded, e)
-
-
-@each_device
-@pytest.mark.parametrize("shape", [(40, 1, 64, 128), (30, 40, 33, 130)], ids=str)
-def test_results_are_the_same_from_run_to_run(device, shape):
-    inputs = sequence_inputs(device, shape=shape, requires_grad=True)
-    first = [*forward(*inputs), *torch.autograd.grad(forward(*inputs)[0].sum(), inputs[:5])]
-    for _ in range(3):
-        outputs = forward(*inputs)
-        again = [*outputs, *torch.autograd.grad(outputs[0].sum(), inputs[:5])]
-        for ours, before in zip(again, first, strict=True):
-            assert torch.equal(ours, before)
-
-
-@pytest.mark.parametrize("form", ["padded", "packed"])
-@pytest.mark.parametrize(
-    "shape", [(40, 1, 256, 512), (40, 2, 64, 1100), (30, 40, 64, 130), (6, 3, 100, 400)], ids=str
-)
-def test_results_do_not_depend_on_the_number_of_threads(form, shape):
-    threads = torch.get_num_threads()
-    results = []
-    try:
-        for count in (1, 2, 3, 7):
-            torch.set_num_threads(count)
-            inputs = sequence_inputs(shape=shape, kind=(form, False, True), requires_grad=True)
-            outputs = forward(*inputs)
-            results.append([*outputs, *torch.autograd.grad(outputs[0].sum(), inputs[:5])])
-    finally:
-        torch.set_num_threads(threads)
-    for other in results[1:]:
-        for one, many in zip(results[0], other, strict=True):
-            assert torch.equal(one, many)
 
 
 def test_called_by_many_threads_at_once():
@@ -373,58 +223,3 @@ def test_memory_of_backward_does_not_grow_with_time(dtype):
         return memory_allocated(backward, *inputs)
 
     assert extra(4000) <= extra(1000) + 4096
-
-
-@each_sequence_kind
-def test_saves_the_gates_and_nothing_else_beyond_inputs_and_outputs(kind):
-    inputs = sequence_inputs(shape=(7, 3, 5, 4), kind=kind, requires_grad=True)
-    saved = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
-        outputs = forward(*inputs)
-    tensors = [t for t in (*inputs, *outputs) if isinstance(t, torch.Tensor)]
-    known = {tensor.untyped_storage().data_ptr() for tensor in tensors}
-    extra = [tensor for tensor in saved if tensor.untyped_storage().data_ptr() not in known]
-    assert [tuple(tensor.shape) for tensor in extra] == [(*outputs[0].shape[:-1], 3 * 4)]
-
-
-@pytest.mark.parametrize("name", ["input", "weights", "bias", "h0", "output", "cells"])
-def test_in_place_change_of_a_saved_tensor_is_caught(name):
-    inputs = [t * 1 if i < 5 else t for i, t in enumerate(sequence_inputs(requires_grad=True))]
-    output, cells = forward(*inputs)
-    named = dict(zip(SEQUENCE_ARGUMENTS, inputs, strict=True)) | {"output": output, "cells": cells}
-    with torch.no_grad():
-        named[name].add_(1)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        output.sum().backward()
-
-
-@each_device
-@each_sequence_kind
-@pytest.mark.parametrize("use_reentrant", [False, True])
-def test_activation_checkpointing(device, kind, use_reentrant):
-    inputs = sequence_inputs(device, torch.float64, kind=kind, requires_grad=True)
-    copies = [t.detach().clone().requires_grad_() for t in inputs[:5]] + inputs[5:]
-    actual = gradients(
-        lambda *args: checkpoint(forward, *args, use_reentrant=use_reentrant), inputs
-    )
-    for ours, exact in zip(actual, gradients(forward, copies), strict=True):
-        torch.testing.assert_close(ours, exact)
-
-
-def test_batches_of_many_sizes_keep_no_memory():
-    """OneDNN keeps each kernel that it generates, so they have to be few, as those of the cell."""
-    import resource
-    from pathlib import Path
-
-    def resident() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-    def run(batch: int) -> None:
-        inputs = sequence_inputs(shape=(9, batch, 16, 16), requires_grad=True)
-        torch.autograd.grad(forward(*inputs)[0].sum(), inputs[:5])
-
-    run(600)
-    before = resident()
-    for batch in range(16, 600, 2):
-        run(batch)
-    assert resident() - before < 50e6

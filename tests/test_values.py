@@ -1,22 +1,38 @@
-"""lltm::forward computes the cell, whatever the device, dtype, shape, strides and values."""
+"""lltm::forward computes the cell, whatever the device, dtype, shape, strides and values.
+
+What holds for sequences in the same way is tested here for both.
+"""
+
+import itertools
 
 import pytest
 import torch
 from common import (
-    ARGUMENTS,
+    CELL,
     LAYOUTS,
+    OPERATORS,
+    PADDED,
+    Operator,
     assert_matches_float64,
     backward_inputs,
     composite,
     double,
     each_device,
     each_dtype,
+    each_operator,
     each_shape,
     gradients,
     sample_inputs,
 )
 
 import lltm_ops
+
+EACH_TENSOR = [
+    (operator, name)
+    for operator in OPERATORS
+    for name, argument in zip(operator.arguments, operator.inputs(), strict=True)
+    if isinstance(argument, torch.Tensor)
+]
 
 
 @each_device
@@ -48,19 +64,18 @@ def test_gates_are_the_activated_gates(device, dtype):
 
 @each_device
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("argument", ARGUMENTS)
-def test_each_argument_in_each_layout(device, argument, layout):
-    if argument == "bias" and layout == "transposed":
-        layout = "strided"
-    inputs = sample_inputs(device)
-    position = ARGUMENTS.index(argument)
+@pytest.mark.parametrize(("operator", "argument"), EACH_TENSOR, ids=str)
+def test_each_argument_in_each_layout(device, operator, argument, layout):
+    if (argument, layout) == ("batch_sizes", "expanded"):
+        pytest.skip("would be other sizes")
+    inputs = operator.inputs(device)
+    position = operator.arguments.index(argument)
     inputs[position] = LAYOUTS[layout](inputs[position])
-    before = [tensor.clone() for tensor in inputs]
-    outputs = lltm_ops.forward(*inputs)
-    for actual, expected in zip(outputs, lltm_ops.reference(*double(inputs)), strict=True):
-        assert_matches_float64(actual, expected)
+    before = [t.clone() if isinstance(t, torch.Tensor) else t for t in inputs]
+    exact = operator.reference(*double(inputs))
+    operator.assert_match(operator.forward(*inputs), exact, torch.float32)
     for tensor, copy in zip(inputs, before, strict=True):
-        assert torch.equal(tensor, copy)
+        assert tensor is copy or torch.equal(tensor, copy)
 
 
 # Signed zeros, subnormals, where elu and tanh lose digits, where exp over- and underflows, and what
@@ -142,36 +157,57 @@ def test_accuracy_is_no_worse_than_twice_eager(device, shape):
     assert torch.all(errors(ours) <= 2 * errors(eager).clamp_min(smallest))
 
 
+def outputs_and_gradients(operator, inputs):
+    outputs = operator.forward(*inputs)
+    return [*outputs, *torch.autograd.grad(sum(o.sum() for o in outputs), inputs[:5])]
+
+
 @each_device
-def test_results_are_the_same_from_run_to_run(device):
-    inputs = sample_inputs(device, shape=(64, 128, 256))
-    first = lltm_ops.forward(*inputs)
+@pytest.mark.parametrize("operator", [CELL, PADDED], ids=str)
+@pytest.mark.parametrize("shape", [(1, 64, 128, 256), (40, 1, 64, 128), (30, 40, 33, 130)], ids=str)
+def test_results_are_the_same_from_run_to_run(device, operator, shape):
+    inputs = operator.inputs(device, shape=shape, requires_grad=True)
+    first = outputs_and_gradients(operator, inputs)
     for _ in range(3):
-        for output, again in zip(first, lltm_ops.forward(*inputs), strict=True):
-            assert torch.equal(output, again)
+        for again, before in zip(outputs_and_gradients(operator, inputs), first, strict=True):
+            assert torch.equal(again, before)
 
 
-@pytest.mark.parametrize("shape", [(4, 900, 800), (300, 80, 640)], ids=str)
-def test_results_do_not_depend_on_the_number_of_threads(shape):
+@pytest.mark.parametrize(
+    ("operator", "shape"),
+    [
+        *itertools.product([CELL], [(1, 4, 900, 800), (1, 300, 80, 640)]),
+        *itertools.product(
+            [Operator(("padded", False, True)), Operator(("packed", False, True))],
+            [(40, 1, 256, 512), (40, 2, 64, 1100), (30, 40, 64, 130), (6, 3, 100, 400)],
+        ),
+    ],
+    ids=str,
+)
+def test_results_do_not_depend_on_the_number_of_threads(operator, shape):
     threads = torch.get_num_threads()
     results = []
     try:
-        for count in (1, 3):
+        for count in (1, 2, 3, 7):
             torch.set_num_threads(count)
-            inputs = sample_inputs(shape=shape, requires_grad=True)
-            results.append([*lltm_ops.forward(*inputs), *gradients(lltm_ops.forward, inputs)])
+            inputs = operator.inputs(shape=shape, requires_grad=True)
+            results.append(outputs_and_gradients(operator, inputs))
     finally:
         torch.set_num_threads(threads)
-    for one, three in zip(*results, strict=True):
-        assert torch.equal(one, three)
+    for other in results[1:]:
+        for one, many in zip(results[0], other, strict=True):
+            assert torch.equal(one, many)
 
 
 @each_dtype
-def test_a_device_without_kernels_takes_the_composite_formulas(dtype):
-    inputs = sample_inputs(dtype=dtype)
-    outputs = composite(torch.ops.lltm.forward)(*inputs)
-    for actual, expected in zip(outputs, lltm_ops.reference(*double(inputs)), strict=True):
-        assert_matches_float64(actual, expected)
+@each_operator
+def test_a_device_without_kernels_takes_the_composite_formulas(dtype, operator):
+    inputs = operator.inputs(dtype=dtype)
+    outputs = composite(operator.forward)(*inputs)
+    operator.assert_match(outputs, operator.reference(*double(inputs)), dtype)
+    inputs = operator.backward_inputs(dtype=dtype)
+    results = composite(operator.backward)(*inputs, [True] * 5)
+    operator.assert_match(results, operator.backward(*double(inputs)), dtype)
 
 
 @pytest.mark.parametrize("way", ["kernels", "composite"])

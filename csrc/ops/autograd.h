@@ -58,12 +58,13 @@ template <typename Arguments>
 void check_derivatives(const Arguments& arguments) {
   size_t tensors = 0;
   for_each_tensor(arguments, [&](const Field<at::Tensor>& field) {
-    TORCH_INTERNAL_ASSERT(
+    TORCH_CHECK(
         tensors++ < std::tuple_size_v<OutputMask> ||
             !field.value.requires_grad(),
-        arguments.kOperator,
-        " has no derivative for ",
-        field.name);
+        expected(
+            arguments.kOperator,
+            c10::str(field.name, " to require no gradient"),
+            "one that does, and has no derivative"));
   });
 }
 

@@ -70,8 +70,8 @@ MUTANTS = [
     Mutant(
         "a stride ignored",
         "csrc/cpu/lltm_kernel.cpp",
-        "const auto old_cell_ = old_cell.expect_contiguous();",
-        "const auto old_cell_ = c10::MaybeOwned<at::Tensor>::borrowed(old_cell);",
+        "const auto old_cell_ = a.old_cell.expect_contiguous();",
+        "const auto old_cell_ = c10::MaybeOwned<at::Tensor>::borrowed(a.old_cell);",
     ),
     Mutant(
         "memory not written",
