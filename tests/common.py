@@ -6,13 +6,16 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.cpp_extension import load
 
 import lltm_ops
+from lltm_ops import _extension
 
 ARGUMENTS = ("input", "weights", "bias", "old_h", "old_cell")
 BACKWARD_ARGUMENTS = (
@@ -59,6 +62,24 @@ TOLERANCES = {
     torch.bfloat16: {"rtol": 3e-2, "atol": 3e-2},
     torch.float16: {"rtol": 5e-3, "atol": 5e-3},
 }
+
+
+def built_library() -> Path:
+    package = Path(lltm_ops.__file__).parent
+    return next(package.glob(f"{_extension.library_name()}.*so"))
+
+
+def load_beside_library(name: str, sources: list[Path], build_directory: Path) -> None:
+    """Builds sources that call functions of the library, and loads what they register."""
+    library = built_library()
+    load(
+        name,
+        [str(source) for source in sources],
+        extra_include_paths=[str(_extension.CSRC), str(_extension.ROOT / "tests")],
+        extra_ldflags=[f"-L{library.parent}", f"-l:{library.name}", f"-Wl,-rpath,{library.parent}"],
+        build_directory=str(build_directory),
+        is_python_module=False,
+    )
 
 
 def composite(op: Any) -> Callable[..., Any]:

@@ -18,38 +18,27 @@ from common import (
     assert_matches_float64,
     assert_sequences_match,
     backward_inputs,
+    built_library,
     double,
     each_dtype,
     each_sequence_kind,
     each_shape,
+    load_beside_library,
     sample_inputs,
     sequence_backward_inputs,
     sequence_inputs,
 )
-from torch.utils.cpp_extension import CUDA_HOME, include_paths, load
+from torch.utils.cpp_extension import CUDA_HOME, include_paths
 
 import lltm_ops
-from lltm_ops import _extension
 
 ROOT = Path(__file__).parent.parent
 
 
-def built_library() -> Path:
-    package = Path(lltm_ops.__file__).parent
-    return next(package.glob(f"{_extension.library_name()}.*so"))
-
-
 @pytest.fixture(scope="module")
 def on_host(tmp_path_factory):
-    library = built_library()
-    load(
-        "lltm_cuda_on_host",
-        [str(ROOT / "tests" / name) for name in ("cuda_on_host.cpp", "recurrence/emulator.cpp")],
-        extra_include_paths=[str(ROOT / "csrc"), str(ROOT / "tests")],
-        extra_ldflags=[f"-L{library.parent}", f"-l:{library.name}", f"-Wl,-rpath,{library.parent}"],
-        build_directory=str(tmp_path_factory.mktemp("cuda_on_host")),
-        is_python_module=False,
-    )
+    sources = [ROOT / "tests" / name for name in ("cuda_on_host.cpp", "recurrence/emulator.cpp")]
+    load_beside_library("lltm_cuda_on_host", sources, tmp_path_factory.mktemp("cuda_on_host"))
     return torch.ops.lltm_on_host
 
 
