@@ -25,6 +25,14 @@ if TYPE_CHECKING:
 _DTENSOR = "torch.distributed.tensor"
 _CELL_OPERATORS = ("forward", "_forward_with_gates", "backward")
 _SEQUENCE_OPERATORS = ("sequence_forward", "_sequence_forward_with_gates", "sequence_backward")
+_PARAMETERS = ("weights", "bias")
+_FIRST_STATES = ("h0", "c0")
+# What has a row for each row of the batch, or of every step.
+_ROWS = (
+    "input", "resets", "gates",
+    "old_h", "old_cell", "new_h", "new_cell", "grad_h", "grad_cell",
+    "output", "cells", "grad_output", "grad_cells",
+)  # fmt: skip
 
 
 def register() -> None:
@@ -82,11 +90,14 @@ def _shardings(
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     def sharded(name: str) -> Placement:
-        if name in ("d_weights", "d_bias"):
-            return Partial()
-        if name in ("weights", "bias"):
-            return Replicate()
-        return Shard(0 if name.removeprefix("d_") in ("h0", "c0") else batch_dim)
+        of = name.removeprefix("d_")
+        if of in _PARAMETERS:
+            return Replicate() if of == name else Partial()
+        if of in _FIRST_STATES:
+            return Shard(0)
+        if of in _ROWS:
+            return Shard(batch_dim)
+        raise ValueError(f"{op}: expected to know how {name} may be sharded")
 
     names = [argument.name for argument in op._schema.arguments]
     given = [name for name, value in zip(names, arguments, strict=False) if value is not None]

@@ -349,16 +349,18 @@ def reference_gradients(inputs: list[Tensor]) -> list[Tensor | None]:
     return gradients(lltm_ops.reference, inputs)
 
 
-def gradients(op, inputs: list[Any]) -> list[Tensor | None]:
-    """Gradients of a loss that weighs every output element differently; None where not required."""
-    new_h, new_cell = op(*inputs)
-
+def weighted_loss(outputs: Sequence[Tensor]) -> Tensor:
     def weighted(output: Tensor, start: float) -> Tensor:
         weight = torch.linspace(start, 1, output.numel(), dtype=torch.float64)
         return (output * weight.view(output.shape).to(output.device, output.dtype)).sum()
 
-    loss = weighted(new_h, -1.0) + weighted(new_cell, 0.5)
-    loss.backward()
+    new_h, new_cell = outputs
+    return weighted(new_h, -1.0) + weighted(new_cell, 0.5)
+
+
+def gradients(op, inputs: list[Any]) -> list[Tensor | None]:
+    """Gradients of a loss that weighs every output element differently; None where not required."""
+    weighted_loss(op(*inputs)).backward()
     return [t.grad for t in inputs if isinstance(t, Tensor) and t.is_floating_point()]
 
 

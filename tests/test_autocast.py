@@ -15,6 +15,7 @@ from common import (
     sequence_backward_inputs,
     sequence_inputs,
 )
+from torch._subclasses import FakeTensorMode
 
 import lltm_ops
 
@@ -167,3 +168,14 @@ def test_the_cast_of_the_weights_is_cached(device):
     copies = [event for event in profile.events() if event.name == "aten::_to_copy"]
     # weights and bias once, input in each of five steps, the two zero states once each.
     assert len(copies) == 2 + 5 + 2
+
+
+def test_autocast_of_the_cpu_is_not_that_of_another_device():
+    """Packed sequences have batch_sizes on the CPU wherever their data are."""
+    input, *rest, batch_sizes, reverse, resets = sequence_inputs(kind=("packed", False, True))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        tensors = [torch.empty(t.shape, device="cuda") for t in (input, *rest)]
+        there = torch.empty(resets.shape, dtype=torch.bool, device="cuda")
+        with torch.autocast("cpu", torch.bfloat16):
+            outputs = lltm_ops.sequence_forward(*tensors, batch_sizes, reverse, there)
+    assert all(output.dtype == torch.float32 for output in outputs)

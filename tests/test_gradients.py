@@ -72,7 +72,14 @@ def test_every_gradient_of_nothing_is_zero(device, dtype, by_formulas, operator,
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
     ("operator", "argument"),
-    [(operator, name) for operator in OPERATORS for name in operator.backward_arguments[:7]],
+    [
+        (operator, name)
+        for operator in OPERATORS
+        for name, argument in zip(
+            operator.backward_arguments, operator.backward_inputs(), strict=True
+        )
+        if isinstance(argument, torch.Tensor) and name != "batch_sizes"
+    ],
     ids=str,
 )
 def test_backward_with_each_argument_in_each_layout(device, operator, argument, layout):
@@ -157,11 +164,11 @@ def test_derivative_of_elu(device, value):
 @each_operator
 @pytest.mark.parametrize("used", [0, 1], ids=["h", "cell state"])
 def test_gradient_of_one_output(device, operator, used):
-    """Of its last row or step, so that the rest gets zeros."""
+    """Of every other row or step, so that the rest gets zeros."""
     inputs = operator.inputs(device, torch.float64, requires_grad=True)
-    actual = torch.autograd.grad(operator.forward(*inputs)[used][-1].sum(), inputs[:5])
+    actual = torch.autograd.grad(operator.forward(*inputs)[used][::2].sum(), inputs[:5])
     exact = double(inputs)
-    loss = operator.reference(*exact)[used][-1].sum()
+    loss = operator.reference(*exact)[used][::2].sum()
     expected = torch.autograd.grad(loss, exact[:5], materialize_grads=True)
     operator.assert_match(actual, expected, torch.float64)
 

@@ -401,6 +401,7 @@ class BackwardSteps {
 inline at::Tensor d_weights_of_sequence(
     const SequenceBackwardArguments& a,
     const std::vector<SequenceStep>& steps,
+    const at::Tensor& input_rows,
     const at::Tensor& d_gates) {
   auto d_weights = at::empty(a.weights.sizes(), a.input.options());
   if (d_gates.numel() == 0) {
@@ -410,7 +411,7 @@ inline at::Tensor d_weights_of_sequence(
   auto for_h = d_weights.narrow(1, 0, state_size);
   auto for_input = d_weights.narrow(1, state_size, a.input.size(-1));
   const auto output = as_rows(a.output);
-  at::mm_out(for_input, d_gates.t(), as_rows(a.input));
+  at::mm_out(for_input, d_gates.t(), input_rows);
   if (a.batch_sizes || a.resets) {
     const auto resets =
         a.resets ? OptionalTensor(flat_or_none(a.resets)) : OptionalTensor();
@@ -454,7 +455,7 @@ BackwardResult sequence_backward_impl(const SequenceBackwardArguments& a) {
       {a.output_mask[0], false, a.output_mask[2], false, false});
   return {
       a.output_mask[0] ? d_input.view(a.input.sizes()) : at::Tensor(),
-      a.output_mask[1] ? d_weights_of_sequence(a, steps, d_gates)
+      a.output_mask[1] ? d_weights_of_sequence(a, steps, input_rows, d_gates)
                        : at::Tensor(),
       d_bias,
       a.output_mask[3] ? d_h0 : at::Tensor(),

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 
 // An operator takes its arguments as one struct, with the names and the order
@@ -47,43 +48,30 @@ namespace detail {
 template <typename Result, typename Arguments>
 Arguments arguments_of(Result (*op)(const Arguments&));
 
-template <typename Predicate>
-bool holds(const Field<at::Tensor>& field, const Predicate& predicate) {
-  return predicate(field);
-}
-
 inline Field<at::Tensor> present(const Field<OptionalTensor>& field) {
   return {field.name, *field.value, field.batch_dim, field.place};
 }
 
-template <typename Predicate>
-bool holds(const Field<OptionalTensor>& field, const Predicate& predicate) {
-  return field.value && predicate(present(field));
-}
-
 template <typename T, typename Predicate>
-bool holds(const Field<T>&, const Predicate&) {
-  return false;
-}
-
-template <typename Transform>
-at::Tensor mapped(const Field<at::Tensor>& field, const Transform& transform) {
-  return transform(field);
-}
-
-template <typename Transform>
-OptionalTensor mapped(
-    const Field<OptionalTensor>& field,
-    const Transform& transform) {
-  return field.value
-      ? OptionalTensor(transform(
-            Field<at::Tensor>{field.name, *field.value, field.batch_dim}))
-      : OptionalTensor();
+bool holds(const Field<T>& field, const Predicate& predicate) {
+  if constexpr (std::is_same_v<T, at::Tensor>) {
+    return predicate(field);
+  } else if constexpr (std::is_same_v<T, OptionalTensor>) {
+    return field.value && predicate(present(field));
+  } else {
+    return false;
+  }
 }
 
 template <typename T, typename Transform>
-const T& mapped(const Field<T>& field, const Transform&) {
-  return field.value;
+T mapped(const Field<T>& field, const Transform& transform) {
+  if constexpr (std::is_same_v<T, at::Tensor>) {
+    return transform(field);
+  } else if constexpr (std::is_same_v<T, OptionalTensor>) {
+    return field.value ? T(transform(present(field))) : T();
+  } else {
+    return field.value;
+  }
 }
 
 } // namespace detail

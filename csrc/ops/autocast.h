@@ -32,10 +32,16 @@ auto call_in_lower_precision(const Arguments& arguments) {
       op);
 }
 
-// The Autocast kernel of op.
+// The Autocast kernel of op. batch_sizes, on the CPU, bring the CPU's autocast
+// to calls on other devices.
 template <auto op, typename Arguments = ArgumentsOf<op>>
 auto autocast_kernel(const Arguments& arguments) {
   check_devices(arguments);
+  if (!autocast_applies(arguments.input)) {
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(
+        c10::autocast_dispatch_keyset);
+    return op(arguments);
+  }
   return call_in_lower_precision<op>(arguments);
 }
 

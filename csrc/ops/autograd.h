@@ -58,9 +58,13 @@ template <typename Arguments>
 void check_derivatives(const Arguments& arguments) {
   size_t tensors = 0;
   for_each_tensor(arguments, [&](const Field<at::Tensor>& field) {
+    if (tensors++ < std::tuple_size_v<OutputMask> ||
+        !field.value.requires_grad()) {
+      return;
+    }
+    check_arguments(arguments);
     TORCH_CHECK(
-        tensors++ < std::tuple_size_v<OutputMask> ||
-            !field.value.requires_grad(),
+        false,
         expected(
             arguments.kOperator,
             c10::str(field.name, " to require no gradient"),
