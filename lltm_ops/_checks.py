@@ -37,10 +37,11 @@ def check_probability(owner: str, name: str, probability: Any) -> None:
 
 
 def check_tensor(owner: str, name: str, value: Tensor, expected: str = "a tensor") -> None:
-    # TorchScript, where every value is one, leaves the first sentence out.
+    # TorchScript leaves this condition out, because there the value is always a tensor.
     if not isinstance(value, Tensor):
         raise TypeError(f"{owner}: expected {name} to be {expected}, but got {_type_of(value)}")
-    # Their sizes cannot be asked for, so no operator is reached that would say it.
+    # The modules ask for sizes before they call an operator, and a nested tensor has none to
+    # give. So the operator's own check would not be reached.
     if value.is_nested:
         raise RuntimeError(
             f"{owner}: expected {name} to be a dense tensor, but got a nested tensor"

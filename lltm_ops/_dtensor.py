@@ -1,8 +1,8 @@
 """Lets the operators take DTensors, by saying which of their dimensions is the batch.
 
 Rows of a batch do not see each other, so each process may compute its own: weights and bias are
-then replicated, and their gradients are sums of which each process holds a part. What lies
-otherwise is redistributed by DTensor, to whichever of the known ways costs least.
+then replicated, and their gradients are sums of which each process holds a part. DTensor
+redistributes arguments that are sharded otherwise, in whichever of the known ways costs least.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def _register_shardings() -> None:
         op = getattr(torch.ops.lltm, name).default
         batch_dim = 0 if name in _CELL_OPERATORS else 1
         register_sharding(op)(partial(_shardings, op, batch_dim))
-        # DTensor remembers its decision for a call by the tensors of the call. Of what else there
-        # is, register_sharding lets it compare integers only, and we have an output_mask.
+        # DTensor remembers its decision for a call by the tensors of the call. Among the other
+        # arguments register_sharding lets it compare integers only, but there is output_mask.
         tensors = [a for a in op._schema.arguments if isinstance(a.type, torch.TensorType)]
         known[op] = RuntimeSchemaInfo(static_argnum=len(tensors), needs_pytree=True)
 

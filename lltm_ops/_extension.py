@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-# Without a GPU to ask, and for wheels: Ampere, Hopper, and PTX for what follows.
+# If TORCH_CUDA_ARCH_LIST is not set: Ampere, Hopper, and PTX for later architectures.
 DEFAULT_CUDA_ARCHITECTURES = "8.0;9.0+PTX"
 
 ROOT = Path(__file__).resolve().parent.parent

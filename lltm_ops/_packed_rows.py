@@ -15,7 +15,7 @@ from torch import Tensor
 def batch_of(batch_sizes: Tensor, input: Tensor) -> int:
     """How many sequences are packed: never more than input has rows, whatever batch_sizes say.
 
-    What else is wrong with either, the operator refuses.
+    The operator refuses batch_sizes and inputs that are wrong in any other way.
     """
     if batch_sizes.device.type == "meta":
         raise RuntimeError("lltm_ops.LLTM: expected batch_sizes to be on the CPU, but got meta")
@@ -28,7 +28,7 @@ def batch_of(batch_sizes: Tensor, input: Tensor) -> int:
 def last_state(
     states: Tensor, initial: Tensor, last_rows: Optional[Tensor], reverse: bool
 ) -> Tensor:
-    """After the step that runs last: of each packed sequence its own last one."""
+    """The state after the step that runs last; each packed sequence has its own last step."""
     if torch.compiler.is_compiling():
         return _traced_last_state(states, initial, last_rows, reverse)
     if states.size(0) == 0:
@@ -43,7 +43,8 @@ def _traced_last_state(
 ) -> Tensor:
     """The same for any number of rows, none included, without a condition on it.
 
-    torch.export decides conditions on sizes as for 2 or more, and lets programs run with fewer.
+    torch.export decides a condition on a size as if the size were 2 or more, but lets the
+    exported program run with less.
     """
     # Crops rows to the first or the last one, and pads where there are none.
     added = 1 - states.size(0)
@@ -66,7 +67,10 @@ def last_rows_of(batch_sizes: Tensor, batch: int) -> Tensor:
 
 
 def reversed_resets(resets: Tensor, batch_sizes: Optional[Tensor]) -> Tensor:
-    """An episode that begins at a step ends, and backwards begins, at the one before it."""
+    """The resets for the reverse direction: each step takes that of the step after it.
+
+    An episode ends at the step before the next reset, and in reverse it begins there.
+    """
     if batch_sizes is None:
         return F.pad(resets, [0, 0, 0, 1]).narrow(0, 1, resets.size(0))
     rows = resets.size(0)
@@ -88,7 +92,7 @@ def sequence_of_row(batch_sizes: Tensor, rows: int) -> Tensor:
 
 def _step_of_row(ends: Tensor, rows: int) -> Tensor:
     """Which step each row of packed data belongs to, from where the steps end."""
-    # Not by torch.bucketize, which torch.onnx.export writes for the number of steps of the export.
+    # torch.bucketize would not do: torch.onnx.export fixes it to the export's number of steps.
     ended = ends.new_zeros([rows + 1]).scatter_add(0, ends, torch.ones_like(ends))
     return ended.cumsum(0).narrow(0, 0, rows)
 

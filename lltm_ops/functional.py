@@ -22,7 +22,8 @@ def forward(
         new_h    = tanh(new_cell) * o
 
     Differentiable any number of times; works under ``torch.compile``, ``torch.func``, forward-mode
-    AD, autocast (all arguments are cast to the autocast dtype) and in ``torch.jit.script``.
+    AD, autocast (all arguments but float64 are cast to the autocast dtype) and in
+    ``torch.jit.script``.
 
     Args:
         input: ``[batch, input_features]``. Batch and input_features may be 0.
@@ -33,7 +34,7 @@ def forward(
         old_cell: cell state, ``[batch, state_size]``.
 
     All on one device and of one dtype (float64, float32, bfloat16 or float16), with any strides.
-    In low precision, matrix products and gate functions accumulate in float32.
+    In low precision, products are summed, and gate functions computed, in float32.
 
     Returns:
         ``(new_h, new_cell)``, each ``[batch, state_size]`` and contiguous.
@@ -102,8 +103,9 @@ def sequence_forward(
             ``[sum(batch_sizes), input_features]``. All sizes may be 0.
         weights, bias: as for :func:`forward`.
         h0, c0: the state before the first step, ``[batch, state_size]``.
-        batch_sizes: of a :class:`torch.nn.utils.rnn.PackedSequence`: how many sequences have so
-            many steps, int64 ``[time]`` on the CPU, never increasing, the first of them ``batch``.
+        batch_sizes: as in a :class:`torch.nn.utils.rnn.PackedSequence`, for each step the number
+            of sequences that have it. int64 ``[time]`` on the CPU, never increasing, the first
+            of them ``batch``.
         reverse: from the last step to the first.
         resets: bool, of the sizes of ``input`` but the last. Where true, the step begins with
             zeros instead of the state of the step before it, and no gradient passes.

@@ -56,8 +56,9 @@ class LLTM(nn.Module):
             then shifted by ``bias``; the cell state is normalised, scaled and shifted on its way
             into tanh (Ba et al., 2016).
 
-    The last three (``recurrent_dropout`` only in training) run step by step, out of the cell or,
-    for ``layer_norm``, out of plain PyTorch: several times as long, and unrolled by torch.compile.
+    With one of the last three options (``recurrent_dropout``: only in training) the layer runs step
+    by step, out of the cell or, for ``layer_norm``, out of plain PyTorch. This takes several times
+    as long, and torch.compile unrolls it.
 
     Inputs: ``input, hx=(h_0, c_0), resets, batch_sizes``
         ``input`` is ``[time, batch, input_size]``, ``[time, input_size]`` or a
@@ -275,7 +276,8 @@ class LLTM(nn.Module):
     def _without_parametrizations(self) -> LLTM:
         """A copy that shares its parameters, except those that are parametrized.
 
-        TorchScript cannot compile parametrizations, so these have their values in evaluation.
+        TorchScript cannot compile parametrizations, so a parametrized parameter becomes a plain one
+        with the value that it has in evaluation.
         """
         module = type(self).__new__(type(self))  # copy.copy refuses what is parametrized
         vars(module).update(vars(self))
@@ -349,7 +351,7 @@ class LLTM(nn.Module):
         else:
             parameters = self._parameters_in_order()
         each = len(parameters) // h_0.size(0)
-        # Made once the operator has checked what of.
+        # Both are made of resets and batch_sizes, after the operator has checked these.
         last_rows: Optional[Tensor] = None
         resets_of_reverse: Optional[Tensor] = None
         last_h: List[Tensor] = []

@@ -83,7 +83,7 @@ def _sequence_forward(
 
 
 def _products(input: Tensor, weights: Tensor, bias: Tensor, h: Tensor) -> Any:
-    """Those of the input, with bias, for all steps at once; and what multiplies ``h``."""
+    """The products with input, plus bias, of all steps at once, and the weights for ``h``."""
     # onnxruntime has few kernels for half types on the CPU.
     double, single = onnxscript.DOUBLE.dtype, onnxscript.FLOAT.dtype
     dtype = double if input.dtype == double else single
@@ -118,9 +118,10 @@ def _padded_rows(batch_sizes: Tensor, h0: Tensor) -> tuple[Tensor, Tensor]:
     return op.Where(runs, op.Unsqueeze(starts, [1]) + sequences, 0), runs
 
 
-# The formula stands here and in both sequences, for torch.onnx.export leaves out functions that the
-# body of a Scan calls. ELU is written out, for onnxruntime has no kernel of it in float64. Split
-# would take no state_size of 0 and not convert to opset 17; nor is a Slice with steps made one.
+# The formula stands here and in both sequences, because torch.onnx.export leaves out functions that
+# the body of a Scan calls. ELU is written out, because onnxruntime has no kernel of it in float64.
+# There is no Split: it would not take a state_size of 0, and would not convert to opset 17. The
+# Slices are given steps, because a Slice with steps is not turned into a Split.
 # Bodies have no return annotation: onnxscript would take it for that of the function around them.
 @_script
 def _step(

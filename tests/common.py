@@ -85,7 +85,7 @@ def load_beside_library(name: str, sources: list[Path], build_directory: Path) -
 def composite(op: Any) -> Callable[..., Any]:
     """The formulas by which a device without kernels runs an operator.
 
-    XPU is one that this build has no kernels for: its entry of the dispatch table is the formulas'.
+    XPU is such a device: its entries in the dispatch table are the composite formulas.
     """
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.XPU)
     return functools.partial(op.default.redispatch, keys)
@@ -165,7 +165,7 @@ def sequence_inputs(
     kind: SequenceKind = ("padded", False, False),
     requires_grad: bool = False,
 ) -> list[Any]:
-    """Arguments of lltm::sequence_forward. Packed, each step has fewer rows than the one before."""
+    """Arguments of lltm::sequence_forward. If packed, the rows become fewer over the steps."""
     time, batch, input_features, state_size = shape
     form, reverse, with_resets = kind
     sizes = [max(1, batch - step * batch // (time + 1)) for step in range(time)]
@@ -372,7 +372,8 @@ def assert_matches_float64(actual: Tensor, expected: Tensor, **tolerance: float)
     torch.testing.assert_close(actual.detach().to("cpu", torch.float64), expected, **tolerance)
 
 
-# Rounding of one step is amplified by the next: relative to the largest value, as far as this.
+# Each step amplifies the rounding of the step before it. Relative to the largest value, the error
+# may grow to so many times the tolerance.
 GROWTH = 10
 
 

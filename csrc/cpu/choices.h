@@ -55,7 +55,7 @@ constexpr int64_t kNanosecondsWorthABarrier = 500;
 // very core.
 constexpr int kSpinsOfABarrier = 2000;
 
-// For at::parallel_for: how many tasks a thread is worth waking for.
+// The grain size for at::parallel_for: so many tasks are worth waking a thread.
 inline int64_t grain_size(int64_t nanoseconds_per_task) {
   return std::max<int64_t>(
       1, kNanosecondsWorthAThread / std::max<int64_t>(1, nanoseconds_per_task));
@@ -63,9 +63,10 @@ inline int64_t grain_size(int64_t nanoseconds_per_task) {
 
 // Products of blocks.
 
-// Terms of one chain of additions. The error stays below twice that of
-// PyTorch's products: over 768 it has 2.5 times theirs. With 512 the cell at
-// 256x1024x1024 and sequences take 2 % less time than with 256, on Zen 4.
+// Terms of one chain of additions. So few keep the error below twice that of
+// PyTorch's products; a chain of 768 has 2.5 times their error. With 512 the
+// cell at 256x1024x1024 and sequences take 2 % less time than with 256, on
+// Zen 4.
 constexpr int64_t kMaxK = 512;
 // Rows of C in a call: few sizes, for oneDNN generates a kernel for each.
 constexpr int64_t kMaxRowsOfACall = 128;
@@ -85,16 +86,18 @@ inline bool rows_collide(int64_t row_bytes) {
       (row_bytes + kCacheLine) % 4096 <= 2 * kCacheLine;
 }
 
-// Whether the batch is so small that the weights are better multiplied as they
-// lie, with all rows of the batch at once, than the batch packed. Only products
-// wider than 16 make up for rows that collide. Zen 5.
+// Whether it is faster to multiply the weights as they lie, with all rows of
+// the batch at once, than to pack the batch. It is for small batches. Where
+// rows of weights collide, packing is faster only for more than 16 rows of the
+// batch. Zen 5.
 constexpr int64_t kMaxDotBatch = 16;
 inline bool is_dot_faster(const CellSizes& sizes, int64_t element_size) {
   const bool collide = rows_collide(sizes.features() * element_size);
   return sizes.batch <= (collide ? kMaxDotBatch : kMaxDotBatch / 2);
 }
-// Hidden units of a block then; and rows of weights that all of more than four
-// rows of the batch take in turn, while they lie in the cache.
+// Hidden units of a block on that path. If the batch has more than four rows,
+// all of them are multiplied with kDotRows rows of weights while these lie in
+// the cache, and then with the next rows of weights.
 constexpr int64_t kDotUnits = 48;
 constexpr int64_t kDotRows = 24;
 
@@ -120,23 +123,23 @@ constexpr int64_t kMaxUnits = 128;
 
 // The cell backward. Zen 5; others were not faster on the Xeon.
 
-// d_weights with fewer rows of the batch has few products for each result, and
-// is written in whole rows.
+// With fewer rows of the batch, each result of d_weights is a sum of few terms,
+// and d_weights is written in whole rows.
 constexpr int64_t kNarrowBatch = 16;
 constexpr int64_t kNarrowBlockRows = 16;
-// Otherwise in panels of so many columns, and so many rows, for which d_gates
-// are read from L2.
+// Otherwise d_weights is written in blocks of so many columns (a panel) and so
+// many rows. The d_gates of these rows are read from L2.
 constexpr int64_t kWeightsPanel = 64;
 constexpr int64_t kWeightsBlockRows = 384;
 // Hidden units whose gradients are computed at a time, for 16 rows.
 constexpr int64_t kUnitsOfABackwardBlock = 64;
-// Columns of d_input and d_old_h at a time. Of 64, unpacked rows of weights
-// would fall on the same sets of the L1 cache where features is a power of two.
+// Columns of d_input and d_old_h at a time. With 64, unpacked rows of weights
+// would fall on the same sets of the L1 cache if features is a power of two.
 constexpr int64_t kColumnsOfABlock = 48;
 
 // Sequences.
 
-// With fewer steps, packing the weights does not pay at most sizes. Zen 5.
+// With fewer steps, packing the weights pays only at few sizes. Zen 5.
 constexpr size_t kStepsWorthPacking = 8;
 // For one or two rows of the batch, and weights of which L2 keeps a third at
 // most, packing them pays later: as they lie they are read from L3 almost as
@@ -149,8 +152,8 @@ is_packing_faster(int64_t batch, size_t steps, int64_t weight_bytes) {
   return batch > kMaxStreamedRows || steps > kMostStepsUnpacked ||
       weight_bytes <= 3 * l2_bytes();
 }
-// Backward, which with fewer steps takes the rows of weights as they lie.
-// Zen 5.
+// The same for backward. With fewer steps it takes the rows of weights as they
+// lie. Zen 5.
 constexpr size_t kStepsWorthPackingBackward = 5;
 // Rows of a chunk: many, for d_weights is read and written once in each.
 constexpr int64_t kRowsOfABackwardChunk = 1024;
@@ -163,18 +166,19 @@ constexpr int64_t backward_panel(int64_t state_size) {
 // Products of a step that are made before their gates are computed: as many as
 // fit in L1, for gates of few rows have little to do at once.
 constexpr int64_t kProductsInL1 = 4096;
-// Rows from which the states of the next block are fetched while the gates of
-// one are computed. On the Xeon 64x64x256x256 takes 5 % less time, and
-// 77x12x96x192 would take 3 % more.
+// With so many rows or more, the states of the next block are fetched while the
+// gates of a block are computed. On the Xeon 64x64x256x256 takes 5 % less time,
+// and 77x12x96x192 would take 3 % more.
 constexpr int64_t kRowsWorthFetching = 16;
 
-// A step takes blocks of weights to and fro, and so begins with those that the
-// step before it has left in the cache. On the Xeon 50x1x1024x1024 takes 8 %
-// less time on one thread and 17 % on two, and 100x1x512x512 35 % less on one.
+// Steps take the blocks of weights in alternating order, so a step begins with
+// the blocks that the step before it has left in the cache. On the Xeon
+// 50x1x1024x1024 takes 8 % less time on one thread and 17 % on two, and
+// 100x1x512x512 35 % less on one.
 constexpr bool takes_blocks_in_order(int64_t step) {
   return step % 2 == 0;
 }
-// Which of them it takes as its i-th.
+// The block that a step takes as its i-th.
 constexpr int64_t block_in_turn(int64_t step, int64_t i, int64_t blocks) {
   return takes_blocks_in_order(step) ? i : blocks - 1 - i;
 }
@@ -182,8 +186,8 @@ constexpr int64_t block_in_turn(int64_t step, int64_t i, int64_t blocks) {
 // Vectors of hidden units of a block. Narrow blocks of weights leave more of L1
 // to the rows that they are multiplied with: with AVX-512, 64x64x256x512 takes
 // 7 % less time with one vector than with two on the Xeon, 3 % less on Zen 4,
-// and 20x64x1024x1024 takes 12 % less there. With AVX2 it takes 15 % more, and
-// so do gates of few rows. Not measured on Zen 5.
+// and 20x64x1024x1024 takes 12 % less on Zen 4. One vector is slower by 15 %
+// with AVX2, and for gates of few rows. Not measured on Zen 5.
 inline int64_t vectors_of_a_block(int64_t batch) {
   static const bool one_is_faster = at::get_cpu_capability() == "AVX512";
   return one_is_faster && batch >= 16 ? 1 : 2;

@@ -21,7 +21,6 @@ struct BackwardPointers : CellSizes {
   scalar_t* d_old_cell;
 };
 
-// One step backward.
 template <typename scalar_t>
 void backward_step(const BackwardPointers<scalar_t>& pointers);
 

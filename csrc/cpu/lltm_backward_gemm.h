@@ -16,7 +16,8 @@
 // The products of the backward step, and of those of a sequence.
 namespace lltm {
 
-// A block of C in scalar_t by way of opmath_t: in place if they are one.
+// A block of C in scalar_t, which is computed in opmath_t. If the two types are
+// the same, it is computed in place.
 template <typename scalar_t>
 class Products {
  public:
@@ -50,10 +51,11 @@ class Products {
   Scratch<opmath_t> scratch_;
 };
 
-// d_weights = d_gates.T @ [old_h, input], the latter packed into panels of its
-// columns. Few rows of the batch make many results of few products: then one
-// panel, so that whole rows of d_weights are written one after the other.
-// out_t is scalar_t or, for what is summed up further, opmath_t.
+// d_weights = d_gates.T @ [old_h, input]. [old_h, input] is packed into panels
+// of its columns. For few rows of the batch there is one panel, so that whole
+// rows of d_weights are written one after the other: each result is then a sum
+// of few terms. out_t is scalar_t, or opmath_t where results are summed up
+// further.
 template <typename scalar_t, typename gemm_t, typename out_t>
 class BackwardWeights {
  public:
@@ -117,7 +119,8 @@ class BackwardWeights {
         });
   }
 
-  // What lies in the panel of columns [first, first + size).
+  // Packs the columns of from that the panel has. from holds the columns
+  // [first, first + size) of [old_h, input].
   void pack(int64_t panel, const scalar_t* from, int64_t first, int64_t size) {
     const auto begin = std::max(panel * width_, first);
     const auto end = std::min((panel + 1) * width_, first + size);

@@ -20,11 +20,12 @@
 // pre-activations, and those of bias and old_cell.
 namespace lltm {
 
-// The gradients of the pre-activations as the products need them. Either may be
-// null: rows [batch, ld_rows] for those with weights; columns, the transpose,
-// for those with input and old_h, in blocks [units, ld] of kMaxK rows of the
-// batch. oneDNN generates a kernel for each leading dimension and keeps it, so
-// none may be as long as the batch.
+// The gradients of the pre-activations, in the two layouts that products need.
+// rows [batch, ld_rows] are for products with weights. columns, the transpose,
+// are for products with input and old_h, in blocks [units, ld] of kMaxK rows of
+// the batch. Either may be null. oneDNN generates a kernel for each leading
+// dimension and keeps it, so the leading dimension must not grow with the
+// batch.
 template <typename gemm_t>
 struct GateGradients {
   gemm_t* rows;

@@ -7,8 +7,8 @@
 namespace lltm {
 
 // Memory for the gradients that output_mask asks for: of input, weights, bias,
-// and of the state that initial has the sizes of. Zeros where no unit was
-// computed: then the kernels write none of them.
+// and of h and the cell state, which have the sizes of initial. The gradients
+// are zeros if computed is empty, because the kernels then write none of them.
 BackwardResult empty_gradients(
     const at::Tensor& computed,
     const at::Tensor& input,

@@ -19,8 +19,8 @@ struct ForwardPointers : CellSizes {
   scalar_t* new_h;
   scalar_t* new_cell;
   scalar_t* gates; // null: not wanted
-  // Half types in a sequence: the cell states without rounding, of which the
-  // old one is read in place of old_cell. Else null.
+  // For half types in a sequence: the cell states without rounding. The old one
+  // is read in place of old_cell. Both are null otherwise.
   const opmath_t* unrounded_old_cell;
   opmath_t* unrounded_new_cell;
 };

@@ -16,8 +16,8 @@
 // The forward step for many rows of the batch.
 namespace lltm {
 
-// Products [3, units, ld], one column per row of the batch, for kVector rows:
-// to [kVector, 3, padded units].
+// Transposes products [3, units, ld], which have a column for each row of the
+// batch. to is [kVector, 3, padded units], for kVector rows of the batch.
 template <typename opmath_t>
 struct TransposeProducts {
   const opmath_t* from;
@@ -40,9 +40,9 @@ struct TransposeProducts {
   }
 };
 
-// gates.T = weights @ [old_h, input].T in blocks of hidden units and panels of
-// the batch: weights as they lie, the panels packed; the gates of a block,
-// while its products lie in the cache.
+// gates.T = weights @ [old_h, input].T, in blocks of hidden units and panels of
+// the batch. Weights are read as they lie, and the panels are packed. The gates
+// of a block are computed while its products lie in the cache.
 template <typename scalar_t, typename gemm_t>
 class ForwardGemm {
  public:
@@ -103,7 +103,8 @@ class ForwardGemm {
         feature * width(panel);
   }
 
-  // Many, for each call of gemm() costs, but some for every thread.
+  // A block has many units, because each call of gemm() has a cost, but leaves
+  // some for every thread.
   int64_t units_per_block() const {
     const auto fit =
         std::min(kMaxUnits, kProductsOfAGate / std::min(width(0), kPanelWidth));

@@ -14,7 +14,8 @@ namespace lltm {
 
 namespace {
 
-// Consecutive hidden units of a row, the three gates ld and state_size apart.
+// Consecutive hidden units of a row. The three gates lie ld apart in products,
+// and state_size apart in bias and gates.
 template <typename scalar_t>
 struct Units {
   using opmath_t = at::opmath_type<scalar_t>;
@@ -31,7 +32,7 @@ struct Units {
   int64_t state_size;
 };
 
-// A vector for units that are fewer.
+// A vector that fewer units are copied to and padded in.
 template <typename scalar_t, bool write_gates, bool unrounded>
 struct PaddedUnits {
   using opmath_t = at::opmath_type<scalar_t>;
@@ -157,9 +158,9 @@ struct ForwardPointwise {
         a.state_size};
   }
 
-  // A cache line of each tensor: so little is computed of a row at a time that
-  // the processor does not foresee the next. Addresses outside of the row do no
-  // harm.
+  // Fetches a cache line of each tensor. So few units of a row are computed at
+  // a time that the processor does not foresee the next ones. Addresses outside
+  // of the row do no harm.
   template <bool write_gates, bool unrounded>
   C10_ALWAYS_INLINE void prefetch(int64_t row_of_products, int64_t unit) const {
     const auto next =
@@ -177,8 +178,9 @@ struct ForwardPointwise {
     }
   }
 
-  // Whole vectors. Where size is no multiple, the last one overlaps the one
-  // before, or stands alone, padded, unless that costs more than it gains.
+  // Computes whole vectors. If size is not a multiple, the last vector overlaps
+  // the one before it. If there is none before it, units are padded to a
+  // vector, unless padding costs more than it gains.
   template <bool write_gates, bool unrounded>
   C10_ALWAYS_INLINE void write_units(const Units<scalar_t>& all, int64_t size)
       const {

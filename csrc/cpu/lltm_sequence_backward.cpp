@@ -37,8 +37,8 @@ struct SequenceBackwardRows {
   const scalar_t* gates;
   gemm_t* d_gates;
   int64_t ld_d_gates;
-  const opmath_t* d_h; // by the step after this one
-  opmath_t* d_cell;    // likewise, and for the step before
+  const opmath_t* d_h; // from the step after this one
+  opmath_t* d_cell;    // likewise, then for the step before
 
   C10_ALWAYS_INLINE void operator()(int64_t begin, int64_t end) const {
     for (int64_t row = begin; row < end; ++row) {
@@ -442,7 +442,7 @@ class SequenceBackward {
   // The rows of a chunk, in the order of the input.
   const scalar_t* old_h(const SequenceChunk& chunk, scalar_t* scratch) const {
     if (lie_together(chunk)) {
-      // Backwards, the row before is the one behind.
+      // In reverse, a step lies in memory before the step that ran before it.
       const auto first = std::min(
           a_.steps[chunk.begin - 1].first_row,
           a_.steps[chunk.end - 2].first_row);

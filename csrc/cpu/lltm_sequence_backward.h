@@ -30,7 +30,6 @@ struct SequenceBackwardPointers : CellSizes {
   scalar_t* d_c0;
 };
 
-// A whole sequence backward.
 template <typename scalar_t>
 void sequence_backward_steps(
     const SequenceBackwardPointers<scalar_t>& pointers);

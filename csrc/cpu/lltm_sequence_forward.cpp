@@ -52,11 +52,11 @@ void forward_step_by_step(const SequenceForwardPointers<scalar_t>& a) {
   }
 }
 
-// gates = [old_h, input] @ weights.T, by blocks of hidden units, whose three
-// gates stand side by side in weights that are packed once, or that are read as
+// gates = [old_h, input] @ weights.T, by blocks of hidden units. The weights
+// are packed once, with the three gates of a block side by side, or are read as
 // they lie: then the products of padding are not written. Products with input
-// are computed for many steps at once; each step adds those with old_h in place
-// and computes the gates while they lie in the cache.
+// are computed for many steps at once. Each step adds the products with old_h
+// in place, and computes the gates while the products lie in the cache.
 template <typename scalar_t, typename gemm_t>
 class SequenceForward {
  public:
@@ -84,7 +84,7 @@ class SequenceForward {
  private:
   using opmath_t = at::opmath_type<scalar_t>;
   static constexpr bool kConverts = !std::is_same_v<scalar_t, gemm_t>;
-  static constexpr bool kRounds = UnroundedCells<scalar_t>::kAny;
+  static constexpr bool kUnrounded = UnroundedCells<scalar_t>::kAny;
 
   struct Slot {
     Part rows;   // of the batch
@@ -333,7 +333,7 @@ class SequenceForward {
     const auto size = a_.state_size;
     const auto* old_h = old_h_.rows(step, rows.begin, rows.end, slot.old_h);
     const auto* A = convert(old_h, rows.size(), size, slot.converted);
-    const auto* old_cell = kRounds
+    const auto* old_cell = kUnrounded
         ? nullptr
         : old_cell_.rows(step, rows.begin, rows.end, slot.old_cell);
     unrounded_cells_.reset(

@@ -101,7 +101,7 @@ class UnroundedCells {
     return before(step + 1, row);
   }
 
-  // Units [first, last) of those rows [begin, end) of a step that it resets.
+  // Zeroes units [first, last) of the rows in [begin, end) that a step resets.
   void reset(
       const OldStates<scalar_t>& states,
       int64_t step,

@@ -66,7 +66,7 @@ ForwardWithGatesResult forward_kernel_impl(const ForwardArguments& a) {
   const c10::cuda::CUDAGuard device_guard(a.input.device());
   const auto batch = a.input.size(0);
   const auto state_size = a.old_h.size(1);
-  auto gates = linear_gates(a.input, a.weights, a.bias, a.old_h);
+  auto gates = pre_activations(a.input, a.weights, a.bias, a.old_h);
   auto new_h = at::empty({batch, state_size}, a.input.options());
   auto new_cell = at::empty({batch, state_size}, a.input.options());
   launch_forward<write_gates>(
@@ -96,7 +96,7 @@ BackwardResult backward_kernel(const BackwardArguments& a) {
       *a.gates.expect_contiguous(),
       d_gates,
       d_old_cell);
-  return linear_gates_backward(
+  return pre_activations_backward(
       d_gates, d_old_cell, a.input, a.weights, a.old_h, a.output_mask);
 }
 

@@ -91,7 +91,7 @@ struct BackwardUnit {
   }
 };
 
-// The resets of a step that many rows have; null: there are none.
+// The resets of a step with so many rows. Null if there are none.
 struct RowResets {
   const uint8_t* resets;
   int64_t rows;
@@ -101,8 +101,9 @@ struct RowResets {
   }
 };
 
-// A step of a sequence, at which the first rows of the batch run. The state, of
-// the whole batch, is that with which this step begins, and then the next one.
+// A step of a sequence, which the first rows of the batch run. h and cell are
+// of the whole batch. They hold the state that this step begins with, and take
+// the state that the next step begins with.
 template <typename scalar_t, bool write_gates>
 struct SequenceForwardUnit {
   using opmath_t = at::opmath_type<scalar_t>;
@@ -133,8 +134,9 @@ struct SequenceForwardUnit {
   }
 };
 
-// The gradients of a step. d_h and d_cell, of the whole batch, are those of the
-// state with which the next step begins, and then this one.
+// The gradients of a step. d_h and d_cell are of the whole batch. They hold the
+// gradients of the state that the next step begins with. d_cell takes the
+// gradient of the cell state that this step begins with.
 template <typename scalar_t>
 struct SequenceBackwardUnit {
   using opmath_t = at::opmath_type<scalar_t>;
@@ -146,7 +148,7 @@ struct SequenceBackwardUnit {
   const scalar_t* cells;
   const scalar_t* gates;
   scalar_t* d_gates;
-  opmath_t* d_h; // the rest of it is a product with d_gates
+  opmath_t* d_h; // for this step, a product with d_gates gives it
   opmath_t* d_cell;
   RowResets next_resets;
 

@@ -8,14 +8,15 @@
 //
 // The blocks of the grid all run at once and stay for the whole sequence. Each
 // owns 16 hidden units, and keeps their weights in registers. The blocks pass h
-// (backward: d_gates) to one another through the result itself: it is filled
-// with a sentinel before, each word is written once, and who needs a word reads
-// it until it is not the sentinel. A conversion to a half type never makes
-// those bits: it turns every NaN into one, whose sign or lowest bits are zero.
-// So the data are their own flags, and a step needs one barrier of the block.
+// (backward: d_gates) to one another through the result itself. The result is
+// first filled with a sentinel, and each word is written once. A thread that
+// needs a word reads it until it is not the sentinel. A conversion to a half
+// type never makes the bits of the sentinel: it turns every NaN into the same
+// NaN, whose sign or lowest bits are zero. So the data are their own flags, and
+// a step needs one barrier of the block.
 //
-// The products are those of mma.m16n8k16: the 16 rows of its first operand are
-// hidden units, its 8 columns are rows of the batch. Eight warps divide the
+// The products are those of mma.m16n8k16. The 16 rows of its result are hidden
+// units, and the 8 columns are rows of the batch. Eight warps divide the
 // columns of the weights among them and add up in shared memory.
 //
 // The kernels know the GPU only through a Machine
@@ -182,10 +183,9 @@ LLTM_INLINE uint32_t pack(scalar_t low, scalar_t high) {
   return low.x | static_cast<uint32_t>(high.x) << 16;
 }
 
-// The weights of two mma, at(row, column) for 16 rows and 32 columns. The
-// columns of a lane are eight that lie together, which changes the order of a
-// sum and nothing else: then 16 bytes of a row of h are what the lane needs of
-// it for both.
+// Loads the weights of two mma: at(row, column) for 16 rows and 32 columns. A
+// lane takes eight columns that lie together, so it needs 16 bytes of a row of
+// h for both mma. This changes the order of a sum and nothing else.
 template <typename At>
 LLTM_INLINE void
 load_weights(uint32_t (&weights)[2][4], const Lane& lane, const At& at) {
@@ -205,8 +205,9 @@ LLTM_INLINE bool has_arrived(const Words& words) {
       words.word[2] != kSentinel && words.word[3] != kSentinel;
 }
 
-// What a lane needs of a row, from blocks of columns first, first + kWarps and
-// so on; zeros beyond end and where row is null. Waits for what is not there.
+// Reads what a lane needs of a row, from blocks of columns first,
+// first + kWarps and so on. Words beyond end are zero, and all are if row is
+// null. If waits is true, it reads until all words have arrived.
 template <typename scalar_t, typename Machine>
 LLTM_INLINE void gather(
     const Machine& machine,
@@ -278,8 +279,8 @@ struct Forward : Arguments<scalar_t> {
   const scalar_t* h0; // [batch, state_size], aligned to 16 bytes
   float*
       cell; // [batch, state_size]: before the first step, then after the last
-  // The products with input [rows, 3 * state_size], from row gates_row on;
-  // takes the activated gates if write_gates.
+  // The products with input, plus bias, [rows, 3 * state_size], from row
+  // gates_row on. The activated gates replace them if write_gates.
   scalar_t* gates;
   int64_t gates_row;
   bool write_gates;
@@ -469,7 +470,7 @@ LLTM_INLINE void run_backward(
   int64_t row_after = 0;
   int32_t rows_after = 0;
   for (int32_t turn = 0; turn <= sequence.steps; ++turn) {
-    // The additional turn has none.
+    // The additional turn has no rows.
     const int32_t rows = turn < sequence.steps ? cursor.rows : 0;
     struct Saved {
       scalar_t input_gate, output_gate, candidate, cell, grad_h, grad_cell;

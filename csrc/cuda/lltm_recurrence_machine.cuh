@@ -10,7 +10,7 @@
 
 namespace lltm::recurrence {
 
-// What the recurrence asks of a GPU: one instruction for each.
+// What the recurrence asks of a GPU, mostly an instruction each.
 struct GpuMachine {
   __device__ int thread() const {
     return threadIdx.x;
@@ -28,7 +28,8 @@ struct GpuMachine {
     __syncwarp();
   }
 
-  // Between two looks at what has not arrived. LLTM_BOUND_WAITS ends a hang.
+  // Called between two looks at words that have not arrived. Debug builds, and
+  // LLTM_BOUND_WAITS, end a hang.
   __device__ void pause([[maybe_unused]] int64_t turn) const {
 #if defined(__CUDACC_DEBUG__) || defined(LLTM_BOUND_WAITS)
     if (turn > int64_t(1) << 26) {

@@ -21,6 +21,9 @@
 
 // The sequence operators, but for what starts a kernel, which is the Device's:
 //
+//   Guard(device)                   makes a device the current one;
+//   kBytesOfGates                   what the gates of a chunk may take, where
+//                                   nobody wants them;
 //   pointwise(rows, columns, body)  runs body(row, column) for all;
 //   mm_out(out, a, b)               out = a @ b, in the dtype of out;
 //   recurrence_is_on()              whether to try it;
@@ -141,7 +144,7 @@ class ForwardSteps {
             at::MemoryFormat::Contiguous)),
         sequence_(recurrence_sequence<Device>(a, steps)) {}
 
-  // gates: those of the chunk, its products with input.
+  // gates are those of the chunk, and hold its products with input, plus bias.
   template <bool write_gates>
   void run(const SequenceChunk& chunk, const at::Tensor& gates) {
     if (sequence_ && run_recurrence(chunk, gates, write_gates)) {
@@ -395,9 +398,9 @@ class BackwardSteps {
   const std::optional<recurrence::Sequence> sequence_;
 };
 
-// The gradient of the weights for h and for input, in one tensor. Where all
-// rows run at all steps, the states that steps began with lie in output and are
-// not copied.
+// The gradient of the weights for h and for input, in one tensor. Without
+// batch_sizes and resets, the states that steps began with lie in output and
+// are not copied.
 inline at::Tensor d_weights_of_sequence(
     const SequenceBackwardArguments& a,
     const std::vector<SequenceStep>& steps,
@@ -446,7 +449,7 @@ BackwardResult sequence_backward_impl(const SequenceBackwardArguments& a) {
   } else {
     std::tie(d_h0, d_c0) = BackwardSteps<Device>(a, steps, d_gates).run();
   }
-  auto [d_input, none, d_bias, nothing, neither] = linear_gates_backward(
+  auto [d_input, none, d_bias, nothing, neither] = pre_activations_backward(
       d_gates,
       {},
       input_rows,

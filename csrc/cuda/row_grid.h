@@ -16,8 +16,8 @@ struct Grid {
   unsigned rows;
 };
 
-// In strides of the grid, of which neither side is larger than 65535, the limit
-// of gridDim.y: no index needs a division.
+// Threads stride over rows and columns by the grid, so no index needs a
+// division. Neither side is larger than 65535, the limit of gridDim.y.
 inline Grid grid_for(int64_t rows, int64_t columns) {
   constexpr int64_t kMost = 65535;
   const auto blocks = (columns + kThreads - 1) / kThreads;

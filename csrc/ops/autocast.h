@@ -15,9 +15,9 @@ inline bool autocast_applies(const at::Tensor& tensor) {
       at::autocast::is_autocast_enabled(device_type);
 }
 
-// Calls op with all tensors in the autocast dtype of their device, from
-// autocast's cache of weights, and with autocast off. What is not of floating
-// point stays as it is.
+// Calls op with autocast off, and with its tensors cast to the autocast dtype
+// of the device of input. The casts of weights come from autocast's cache.
+// float64 is not cast, nor is a dtype that is not of floating point.
 template <auto op, typename Arguments>
 auto call_in_lower_precision(const Arguments& arguments) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(
@@ -32,8 +32,8 @@ auto call_in_lower_precision(const Arguments& arguments) {
       op);
 }
 
-// The Autocast kernel of op. batch_sizes, on the CPU, bring the CPU's autocast
-// to calls on other devices.
+// The Autocast kernel of op. A packed call on another device comes here under
+// the CPU's autocast, too, because its batch_sizes are on the CPU.
 template <auto op, typename Arguments = ArgumentsOf<op>>
 auto autocast_kernel(const Arguments& arguments) {
   check_devices(arguments);

@@ -21,9 +21,9 @@ bool any_requires_grad(const Arguments& arguments) {
 }
 
 // torch::autograd::Function supports neither functorch's transforms (it
-// raises) nor forward-mode AD (it returns a wrong tangent). The dispatch key is
-// the test for a transform: functorchTLSAccessor() is set under AOTAutograd
-// too.
+// raises) nor forward-mode AD (it returns a wrong tangent). A dispatch key
+// tells whether a transform is active. functorchTLSAccessor() does not: it is
+// set under AOTAutograd too.
 template <typename Arguments>
 bool needs_composite(const Arguments& arguments) {
   return c10::impl::tls_local_dispatch_key_set().included_.has(
@@ -33,8 +33,9 @@ bool needs_composite(const Arguments& arguments) {
          });
 }
 
-// The Autograd kernel of op. differentiable is called where a gradient is
-// required, composite where a Function cannot be.
+// The Autograd kernel of op. It calls composite where a
+// torch::autograd::Function would not work, and otherwise differentiable where
+// a gradient is required.
 template <
     auto op,
     auto composite,
@@ -52,8 +53,8 @@ auto autograd_kernel(const Arguments& arguments) {
   return op(arguments);
 }
 
-// The Functions have derivatives for the first tensors among the arguments, as
-// many as output_mask has.
+// Refuses a tensor that requires a gradient and has no derivative. Only the
+// first tensors have one, as many as output_mask has entries.
 template <typename Arguments>
 void check_derivatives(const Arguments& arguments) {
   size_t tensors = 0;
@@ -72,8 +73,8 @@ void check_derivatives(const Arguments& arguments) {
   });
 }
 
-// Applies a torch::autograd::Function to each argument by itself: it looks for
-// tensors among what it is given, not inside of a struct.
+// Calls Function::apply with the members of the struct as separate arguments:
+// apply looks for tensors among its arguments, not inside of a struct.
 template <typename Function, typename Arguments>
 std::tuple<at::Tensor, at::Tensor> apply(const Arguments& arguments) {
   check_derivatives(arguments);

@@ -24,7 +24,8 @@ void check_device(
   check_defined(op, argument);
   const auto device = argument.value.device();
   if (argument.place == Place::kCPU) {
-    // Beside others on meta: fake tensors hide their device as that.
+    // Meta is accepted where input is on meta: fake tensors show meta instead
+    // of their device.
     TORCH_CHECK(
         device.is_cpu() || (device.is_meta() && input.is_meta()),
         expected(op, c10::str(argument.name, " to be on the CPU"), device));

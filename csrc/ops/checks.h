@@ -24,8 +24,8 @@ void check_device(
     const Field<at::Tensor>& argument,
     const at::Tensor& input);
 
-// Of all tensors. Stands apart because FakeTensor hides the devices from the
-// Meta kernel: the Autograd kernels, above it, call this.
+// Checks the devices of all tensors. The Autograd kernels call this, because
+// FakeTensor hides the devices from the Meta kernel below them.
 template <typename Arguments>
 void check_devices(const Arguments& a) {
   check_defined(a.kOperator, field("input", a.input));

@@ -44,7 +44,7 @@ constexpr auto as_kernel(Result (*)(const Arguments&)) {
 
 } // namespace detail
 
-// What m.impl takes, of a function of a struct of arguments.
+// Turns a function of a struct of arguments into what m.impl takes.
 template <auto function>
 constexpr auto as_kernel() {
   return detail::as_kernel<function>(function);

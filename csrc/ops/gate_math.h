@@ -35,8 +35,9 @@ LLTM_INLINE ExpReduction reduce_for_exp(float x) {
   return {static_cast<int32_t>(bits), r};
 }
 
-// exp(r) - 1 for |r| <= ln(2) / 2, minimax (Cephes expf), within 1 ulp. In
-// Estrin's order, whose chain of operations is half as long as Horner's.
+// exp(r) - 1 for |r| <= ln(2) / 2, minimax (Cephes expf), within 1 ulp. Terms
+// are taken in pairs, which makes the chain of operations shorter than
+// Horner's.
 LLTM_INLINE float expm1_polynomial(float r) {
   const float r2 = r * r;
   const float p01 = 1.9875691500e-4f * r + 1.3981999507e-3f;
@@ -50,10 +51,11 @@ LLTM_INLINE float exp2_of(int32_t n) {
   return c10::bit_cast<float>((static_cast<uint32_t>(n) + 127u) << 23);
 }
 
-// Beyond these arguments the results do not change. Not constants: gcc 12 knows
-// what becomes of a constant, and jumps there. Loops then make compares and
-// blends of the jumps, if they vectorise at all, and a unit takes 1.5 to 1.8
-// times as long.
+// The limits that arguments are clamped to. Beyond a limit the result is
+// constant, or for elu above 0 the argument itself. The limits are variables,
+// because gcc 12 knows the result at a constant limit, and jumps to it. In a
+// loop it makes compares and blends of the jumps, if it vectorises the loop at
+// all, and a unit takes 1.5 to 1.8 times as long.
 struct GateLimits {
   float sigmoid_low = -105.0f;
   float sigmoid_high = 40.0f;
@@ -127,8 +129,9 @@ LLTM_INLINE double tanh(double x) {
   return ::tanh(x);
 }
 
-// d elu(x) / dx by its result: exp(x) = elu(x) + 1 for x <= 0, also at 0, where
-// the derivative is 1 from both sides, and without overflow for large x.
+// The derivative of elu at x, from result = elu(x). For x <= 0 it is exp(x),
+// which is result + 1; at 0 it is 1 from both sides. Large x do not overflow,
+// because no exponential is computed.
 LLTM_INLINE float elu_backward(float result) {
 #ifdef __CUDA_ARCH__
   return result > 0 ? 1.0f : result + 1.0f;

@@ -23,7 +23,6 @@ TORCH_LIBRARY_IMPL(lltm, AutocastCPU, m) {
   implement(m);
 }
 
-// The key AutocastCUDA is called Autocast inside PyTorch.
 TORCH_LIBRARY_IMPL(lltm, AutocastCUDA, m) {
   implement(m);
 }

@@ -59,9 +59,9 @@ struct LLTMFunction : torch::autograd::Function<LLTMFunction> {
 
 } // namespace
 
-// The last two call composite formulas where a gradient is required: without
-// that of backward, its results would silently be constants to whoever
-// differentiates twice.
+// _forward_with_gates and backward call composite formulas where a gradient is
+// required. If backward did not, its results would silently be constants to
+// whoever differentiates twice.
 TORCH_LIBRARY_IMPL(lltm, Autograd, m) {
   m.impl(
       "forward",

@@ -119,7 +119,7 @@ BackwardResult backward(const BackwardArguments& a) {
   check_arguments(a);
   const auto [d_gates, d_cell] =
       gate_gradients(a.grad_h, a.grad_cell, a.new_cell, a.gates);
-  return linear_gates_backward(
+  return pre_activations_backward(
       d_gates, d_cell, a.input, a.weights, a.old_h, a.output_mask);
 }
 

@@ -4,10 +4,10 @@
 
 #include <utility>
 
-// The cell in plain, differentiable ATen: the kernels of every device that has
-// none of its own, and what autograd and vmap fall back to where the fused
-// kernels have no derivative or batching rule. Half types are computed with in
-// float32, and only results are rounded: that is opmath below.
+// The cell in plain, differentiable ATen. These are the kernels of every device
+// that has none of its own. Autograd and vmap fall back to them where the fused
+// kernels have no derivative or batching rule. For half types the dtype of all
+// computation, opmath, is float32, and only results are rounded.
 namespace lltm::composite {
 
 at::Tensor to_opmath(const at::Tensor& tensor);

@@ -20,7 +20,7 @@ at::Tensor columns_for_input(
 
 } // namespace
 
-at::Tensor linear_gates(
+at::Tensor pre_activations(
     const at::Tensor& input,
     const at::Tensor& weights,
     const at::Tensor& bias,
@@ -31,7 +31,7 @@ at::Tensor linear_gates(
   return gates.addmm_(input, columns_for_input(weights, input, old_h).t());
 }
 
-BackwardResult linear_gates_backward(
+BackwardResult pre_activations_backward(
     const at::Tensor& d_gates,
     const at::Tensor& d_old_cell,
     const at::Tensor& input,

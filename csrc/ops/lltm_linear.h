@@ -10,13 +10,13 @@ namespace lltm {
 
 // The pre-activations [batch, 3 * state_size], in a fresh contiguous tensor.
 // Two GEMMs into one buffer: [old_h, input] is never materialised.
-at::Tensor linear_gates(
+at::Tensor pre_activations(
     const at::Tensor& input,
     const at::Tensor& weights,
     const at::Tensor& bias,
     const at::Tensor& old_h);
 
-// Whether linear_gates_backward will need d_gates.
+// Whether pre_activations_backward will need d_gates.
 inline bool needs_d_gates(OutputMask output_mask) {
   return output_mask[0] || output_mask[1] || output_mask[2] || output_mask[3];
 }
@@ -26,7 +26,7 @@ inline bool needs_d_gates(OutputMask output_mask) {
 // give d_gates of opmath, in which gradients that are too small for a half type
 // add up. Results, d_old_cell among them, take the dtype of input, and do not
 // alias one another. Made of functional, differentiable operators.
-BackwardResult linear_gates_backward(
+BackwardResult pre_activations_backward(
     const at::Tensor& d_gates,
     const at::Tensor& d_old_cell,
     const at::Tensor& input,

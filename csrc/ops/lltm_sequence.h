@@ -6,10 +6,11 @@
 // call goes through the dispatcher.
 //
 // Shapes: input [time, batch, input_features]; or, with batch_sizes, packed
-// [sum(batch_sizes), input_features], where batch_sizes are as those of a
+// [sum(batch_sizes), input_features]. batch_sizes are those of a
 // PackedSequence: int64, on the CPU, one for each step, never increasing. h0
-// and c0 [batch, state_size]; weights and bias as for the cell. Results, which
-// have a row for each row of input, begin with its sizes.
+// and c0 are [batch, state_size]; weights and bias are as for the cell. Output,
+// cells and gates have a row for each row of input: all their sizes but the
+// last are those of input.
 //
 // reverse runs from the last step to the first. resets, of the sizes of input
 // but the last, are bool: where true, the step begins with zeros instead of the

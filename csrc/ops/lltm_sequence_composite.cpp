@@ -35,8 +35,9 @@ at::Tensor like_input(const at::Tensor& rows, const at::Tensor& input) {
   return rows.view_symint(sizes);
 }
 
-// Rows of tensors that stand in the order of steps. Where there is none, as
-// many columns as like has.
+// Joins the tensors of all steps. They stand in the order of time, or in the
+// opposite order if reverse. Without tensors the result has no rows, and the
+// columns of like.
 at::Tensor in_order_of_time(
     std::vector<at::Tensor> tensors,
     bool reverse,
@@ -50,7 +51,8 @@ at::Tensor in_order_of_time(
   return at::cat(tensors, 0);
 }
 
-// before: the state after the step before, of which the first rows go on.
+// The state that a step begins with. before is the state after the step before
+// it; its first rows are carried.
 at::Tensor old_state(
     const SequenceStep& step,
     const at::Tensor& before,
@@ -155,7 +157,8 @@ BackwardResult sequence_backward(const SequenceBackwardArguments& a) {
   auto d_cell = d_h;
   std::vector<at::Tensor> d_gates;
   for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
-    // Into the state that the step began with; what began later is kept.
+    // Takes a gradient to the state that the step began with. The rows that the
+    // step does not have keep theirs.
     const auto carry = [&](at::Tensor gradient, const at::Tensor& kept) {
       if (reset_rows) {
         gradient =
@@ -170,7 +173,7 @@ BackwardResult sequence_backward(const SequenceBackwardArguments& a) {
         of_step(grad_cell_rows, *step) + d_cell.narrow(0, 0, step->rows),
         of_step(cell_rows, *step),
         of_step(gate_rows, *step));
-    const auto d_h_of_step = std::get<3>(linear_gates_backward(
+    const auto d_h_of_step = std::get<3>(pre_activations_backward(
         d_gates_of_step,
         {},
         to_opmath(of_step(input_rows, *step)),
@@ -182,7 +185,7 @@ BackwardResult sequence_backward(const SequenceBackwardArguments& a) {
     d_gates.push_back(std::move(d_gates_of_step));
   }
   const auto no_gates = opmath_weights.t();
-  auto [d_input, d_weights, d_bias, none, nothing] = linear_gates_backward(
+  auto [d_input, d_weights, d_bias, none, nothing] = pre_activations_backward(
       in_order_of_time(std::move(d_gates), !a.reverse, no_gates),
       {},
       input_rows,

@@ -21,8 +21,8 @@ ForwardResult sequence_forward(const SequenceForwardArguments& arguments);
 ForwardWithGatesResult sequence_forward_with_gates(
     const SequenceForwardArguments& arguments);
 
-// The gates of all steps anew, not one after the other: output holds the states
-// that they begin with. Does not read those of arguments.
+// Computes the gates of all steps anew, and at once, because output holds the
+// states that the steps begin with. Does not read the gates of arguments.
 at::Tensor sequence_gates(
     const SequenceBackwardArguments& arguments,
     const at::Tensor& bias);

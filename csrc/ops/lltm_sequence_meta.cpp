@@ -5,8 +5,8 @@
 
 #include <torch/library.h>
 
-// Meta: shapes only, whatever batch_sizes are, whose values a fake tensor has
-// not.
+// Meta: shapes only. They do not depend on the values of batch_sizes, which a
+// fake tensor does not have.
 namespace lltm {
 
 namespace {

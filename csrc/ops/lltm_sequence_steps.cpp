@@ -27,7 +27,8 @@ class BatchSizes {
         data_(
             batch_sizes.has_storage() ? batch_sizes.const_data_ptr<int64_t>()
                                       : nullptr) {
-    // A loop over steps can be traced for one number of steps of known sizes.
+    // A loop over steps can be traced only where the number of steps and their
+    // sizes are known.
     TORCH_CHECK(
         size() == 0 || !tensor_.has_storage() || data_ != nullptr,
         expected(
@@ -53,9 +54,9 @@ class BatchSizes {
   const int64_t* data_;
 };
 
-// Steps are listed in the order of time, without what they carry. Steps
-// without rows compute nothing and are left out, but for the first: derivatives
-// of higher order follow it.
+// Lists the steps in the order of time, with carried not yet set. Steps without
+// rows compute nothing and are left out, except for the first, which
+// derivatives of higher order go through.
 std::vector<SequenceStep> packed_steps(
     const char* op,
     const at::Tensor& input,

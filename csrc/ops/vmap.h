@@ -8,9 +8,9 @@
 
 #include <algorithm>
 
-// vmap. A mapped dimension of input and state is more rows of the batch. What
-// has no batch, as weights, cannot take it: where that is mapped, the composite
-// formulas become batched GEMMs.
+// The vmap kernels fold a mapped dimension of input and state into the batch,
+// as more rows. Tensors without a batch, such as weights, cannot take it: if
+// one of them is mapped, the composite formulas run, and become batched GEMMs.
 namespace lltm {
 
 // Folds what the innermost level of vmap maps into the batch, and results back.
@@ -107,8 +107,9 @@ auto forward_vmap_kernel(const Arguments& arguments)
       results);
 }
 
-// Of an op that goes backward: a mapped gradient of the weights is a sum over
-// no rows but its own.
+// The vmap kernel of an op that goes backward. It cannot fold where weights or
+// bias get a gradient, because each mapped gradient is a sum over its own rows
+// only.
 template <auto op, auto composite, typename Arguments = ArgumentsOf<op>>
 auto backward_vmap_kernel(const Arguments& arguments) {
   check_arguments(arguments);

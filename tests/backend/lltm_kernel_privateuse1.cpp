@@ -71,7 +71,7 @@ void backward_units(
 
 ForwardWithGatesResult forward_with_gates_kernel(const ForwardArguments& a) {
   check_arguments(a);
-  auto gates = linear_gates(a.input, a.weights, a.bias, a.old_h);
+  auto gates = pre_activations(a.input, a.weights, a.bias, a.old_h);
   auto new_h = at::empty(a.old_h.sizes(), a.input.options());
   auto new_cell = at::empty(a.old_h.sizes(), a.input.options());
   AT_DISPATCH_FLOATING_TYPES_AND2(
@@ -94,7 +94,7 @@ BackwardResult backward_kernel(const BackwardArguments& a) {
       at::kHalf, at::kBFloat16, a.input.scalar_type(), "lltm_backward", [&] {
         backward_units<scalar_t>(a, d_gates, d_old_cell);
       });
-  return linear_gates_backward(
+  return pre_activations_backward(
       d_gates, d_old_cell, a.input, a.weights, a.old_h, a.output_mask);
 }
 

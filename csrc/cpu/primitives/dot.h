@@ -7,9 +7,9 @@
 
 #include <cstdint>
 
-// C = A @ B.T, or C += A @ B.T, mostly for a few rows of A. Both are read along
-// their rows, as they lie: those of B stream past once for every four of A,
-// where packing them would cost more.
+// C = A @ B.T, or C += A @ B.T, mostly for a few rows of A. A and B are read
+// along their rows, as they lie. The rows of B stream past once for every four
+// rows of A; packing them would cost more.
 namespace lltm {
 
 // For kM rows of A, and rows [begin, end) of B, whole groups of kN.
@@ -47,7 +47,7 @@ struct DotTile {
     int64_t k = 0;
     for (; k + lanes <= K; k += lanes) {
       lanes_t b, a[kM];
-      // Or gcc 12 keeps the sums of four rows in memory.
+      // Without the pragmas gcc 12 keeps the sums of four rows in memory.
 #pragma GCC unroll 8
       for (int64_t i = 0; i < kM; ++i) {
         load_lanes(A + i * lda + k, a[i]);

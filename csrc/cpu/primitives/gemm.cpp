@@ -14,8 +14,8 @@ bool try_bfloat16_gemm() {
   if (!__builtin_cpu_supports("avx512bf16")) {
     return false;
   }
-  // There is no question to ask: the call raises where it is not supported, as
-  // under ONEDNN_MAX_CPU_ISA.
+  // No function tells whether oneDNN supports bfloat16. A call raises where it
+  // does not, as under ONEDNN_MAX_CPU_ISA.
   std::array<c10::BFloat16, kVector * 2> zeros{};
   std::array<float, kVector> result{};
   try {

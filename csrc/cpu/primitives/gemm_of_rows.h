@@ -31,15 +31,16 @@ struct FewRows {
 
   template <int64_t kBytes>
   C10_ALWAYS_INLINE void run(int64_t begin, int64_t end) const {
-    // What there are registers for; a whole number of them divides the columns.
+    // As many columns as have their sums in registers. They divide end - begin.
     constexpr auto at_once = kBytes == 16 ? kVector : kVectors * kVector;
     for (auto column = begin; column < end; column += at_once) {
       columns<kBytes, at_once / Lanes<float, kBytes>::count>(column);
     }
   }
 
-  // Two sums for each result, for a chain of additions is longer than a load;
-  // two rows are two chains already.
+  // Each result has two sums, because a chain of additions takes longer than a
+  // load. Where registers are few, each of two rows has one sum: that makes two
+  // chains already.
   template <int64_t kBytes>
   static constexpr int64_t kChains =
       kHasManyRegisters<kBytes> || kRows == 1 ? 2 : 1;
@@ -148,8 +149,8 @@ void multiply_rows(
   }
 }
 
-// Does what gemm() does, for any number of rows. N is a whole number of
-// vectors, and B is packed.
+// Does what gemm() does, for any number of rows. One or two rows go to FewRows
+// if N is a whole number of vectors, except in float64.
 template <typename gemm_t>
 void gemm_of_rows(
     int64_t M,

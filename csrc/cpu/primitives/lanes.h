@@ -5,9 +5,10 @@
 #include <cstdint>
 #include <cstring>
 
-// For loops that the compiler does not vectorise by itself: vectors of the size
-// of a register. gcc keeps larger ones in memory. Functions take them by
-// reference, since by value the ABI would change with the instruction set.
+// Vectors of the size of a register, for loops that the compiler does not
+// vectorise by itself. gcc keeps larger vectors in memory. Functions take
+// vectors by reference, since by value the ABI would change with the
+// instruction set.
 namespace lltm {
 
 template <typename T, int64_t kBytes>

@@ -114,9 +114,9 @@ C10_ALWAYS_INLINE void transpose(
   }
 }
 
-// Packs B [K, columns] of gemm() from its transpose, for K in [begin, end): to
-// is [K, ld_to], or for pairs [K / 2, ld_to, 2] from words of two K. Columns
-// that are not there are zero, up to padded.
+// Packs B [K, columns] of gemm() from its transpose, for K in [begin, end). to
+// is [K, ld_to], or [K / 2, ld_to, 2] where the elements are Pairs; then begin
+// and end count pairs. The columns after the last, up to padded, become zero.
 template <typename from_t, typename to_t>
 struct PackTransposed {
   const from_t* from;

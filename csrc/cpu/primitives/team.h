@@ -21,8 +21,8 @@ class Barrier {
  public:
   explicit Barrier(int64_t slots) : slots_(slots), missing_(slots) {}
 
-  // Waits until all slots have come, of which the caller stands for so many.
-  // False: one of them has failed, and the others must return.
+  // Waits until all slots have come. The caller stands for so many of them.
+  // Returns false if a thread has failed: then the others must return.
   bool wait(int64_t slots) {
     if (slots == slots_) {
       return true;
@@ -71,8 +71,9 @@ class Barrier {
   std::atomic<bool> failed_{false};
 };
 
-// Calls body(begin, end, barrier) on threads at the same time, which divide the
-// slots. They may be fewer than slots: in a parallel region there is one.
+// Calls body(begin, end, barrier) on several threads at the same time. The
+// threads divide the slots, and may be fewer than the slots: inside of a
+// parallel region there is one thread.
 template <typename Body>
 void run_team(int64_t slots, const Body& body) {
   Barrier barrier(slots);
