@@ -265,6 +265,8 @@ PARTS: dict[str, tuple[Callable[[Path, float], dict[str, Any]], float]] = {
 
 
 def main() -> int:
+    # In the background a shell lets it be ignored, and pytest writes its report at SIGINT.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0],
         formatter_class=argparse.RawDescriptionHelpFormatter,

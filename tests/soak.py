@@ -309,7 +309,9 @@ def main() -> int:
     if args.seed is None:
         args.seed = random.SystemRandom().randrange(2**32)
     print(f"soak: seed {args.seed}, {args.minutes:g} minutes", flush=True)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # SIGINT too: a shell lets what it starts in the background ignore it.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.default_int_handler)
     soak = Soak(args)
     faults = []
     try:
