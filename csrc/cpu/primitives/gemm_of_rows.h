@@ -31,7 +31,8 @@ struct FewRows {
 
   template <int64_t kBytes>
   C10_ALWAYS_INLINE void run(int64_t begin, int64_t end) const {
-    // As many columns as have their sums in registers. They divide end - begin.
+    // Registers hold the sums of so many columns. The number divides
+    // end - begin.
     constexpr auto at_once = kBytes == 16 ? kVector : kVectors * kVector;
     for (auto column = begin; column < end; column += at_once) {
       columns<kBytes, at_once / Lanes<float, kBytes>::count>(column);
