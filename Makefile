@@ -11,6 +11,8 @@ NEWEST_TORCH := torch==2.15.0
 # They need no checkout around the package, nor a compiler, and call each operator: the wheel's library
 # is compiled as the one that all tests run with.
 WHEEL_TESTS ?= $(addprefix test_,$(addsuffix .py,cell jit registration values))
+# Of the book.
+CHAPTER ?= 1
 ONNX := onnx onnxscript onnxruntime
 # Pinned: their verdict must not change with the day.
 LINTERS := ruff==0.17.5 mypy==2.4.1 clang-format==23.1.5
@@ -27,7 +29,7 @@ PYTHON := $(VENV)/bin/python
 BUILT := $(VENV)/.built
 endif
 
-.PHONY: help demo distributed test fuzz mutants recurrence sanitize soak bench scaling sweep lengths aarch64 onnx extra-onnx lint format cuda-check wheel compat gpu clean in-place FORCE
+.PHONY: help demo distributed test book fuzz mutants recurrence sanitize soak bench scaling sweep lengths aarch64 onnx extra-onnx lint format cuda-check wheel compat gpu clean in-place FORCE
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -43,6 +45,9 @@ distributed: $(BUILT)  ## train it on two processes for a short time; DISTRIBUTE
 
 test: $(BUILT)  ## build, and run all tests; TEST_ARGS for pytest
 	$(PYTHON) -m pytest $(TEST_ARGS)
+
+book: $(BUILT)  ## a chapter of the book: its test fails, then passes; CHAPTER=1 to 10
+	$(PYTHON) examples/book/run.py $(CHAPTER)
 
 fuzz: $(BUILT)  ## random calls on every path of the CPU against a float64 reference; FUZZ_ARGS=--help
 	$(PYTHON) -m tests.fuzz $(FUZZ_ARGS)
@@ -79,12 +84,12 @@ lint: $(VENV)/.lint  ## ruff, mypy, clang-format
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	$(VENV)/bin/clang-format --dry-run --Werror $$(git ls-files 'csrc/*' 'benchmarks/*.cpp' 'benchmarks/*.cu' 'tests/*.cpp' 'tests/*.h' 'tests/*.cuh' 'examples/*.cpp')
+	$(VENV)/bin/clang-format --dry-run --Werror $$(git ls-files 'csrc/*' 'benchmarks/*.cpp' 'benchmarks/*.cu' 'tests/*.cpp' 'tests/*.h' 'tests/*.cuh' 'examples/*.cpp' 'examples/*.cu' 'examples/*.h')
 
 format: $(VENV)/.lint  ## let ruff and clang-format rewrite the sources
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
-	$(VENV)/bin/clang-format -i $$(git ls-files 'csrc/*' 'benchmarks/*.cpp' 'benchmarks/*.cu' 'tests/*.cpp' 'tests/*.h' 'tests/*.cuh' 'examples/*.cpp')
+	$(VENV)/bin/clang-format -i $$(git ls-files 'csrc/*' 'benchmarks/*.cpp' 'benchmarks/*.cu' 'tests/*.cpp' 'tests/*.h' 'tests/*.cuh' 'examples/*.cpp' 'examples/*.cu' 'examples/*.h')
 
 onnx: extra-onnx  ## install the extra onnx, and run the tests that need it
 	$(PYTHON) -m pytest tests/test_onnx.py tests/test_docs.py

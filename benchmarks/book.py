@@ -1,0 +1,158 @@
+"""Times the chapters of the book beside Python and the package, and draws the book's pictures.
+
+Each chapter registers the same operators, so each runs in a process of its own. The processes take turns.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from torch.utils.benchmark import Timer
+from tqdm import tqdm
+
+ROOT = Path(__file__).resolve().parent.parent
+BOOK = ROOT / "examples" / "book"
+PICTURES = ROOT / "docs" / "images" / "book"
+# batch, input_features, state_size
+SHAPES = {"16 x 32 x 128": (16, 32, 128), "64 x 256 x 512": (64, 256, 512)}
+PACKAGE = "lltm_ops"
+
+
+def contenders() -> dict[str, Path]:
+    """Labels of the bars, with the folder that has the code."""
+    chapters = {path.parent.name: path.parent for path in sorted(BOOK.glob("0*/lltm.py"))}
+    return {name.replace("_", " "): folder for name, folder in chapters.items()}
+
+
+def load(path: Path) -> object:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def work(name: str) -> dict[str, float]:
+    """Microseconds of one contender, on one thread."""
+    if name == PACKAGE:
+        import lltm_ops as code
+    else:
+        sys.path.insert(0, str(BOOK))
+        code = load(contenders()[name] / "lltm.py")
+    times = {}
+    for label, (batch, input_features, state_size) in SHAPES.items():
+        features = state_size + input_features
+        shapes = [(batch, input_features), (3 * state_size, features), (3 * state_size,)]
+        inputs = [torch.randn(shape) / 10 for shape in [*shapes, *[(batch, state_size)] * 2]]
+
+        def inference(inputs: list[torch.Tensor] = inputs) -> None:
+            with torch.no_grad():
+                code.forward(*inputs)
+
+        leaves = [tensor.clone().requires_grad_() for tensor in inputs]
+        ones = torch.ones(batch, state_size)
+
+        def training(leaves: list[torch.Tensor] = leaves, ones: torch.Tensor = ones) -> None:
+            torch.autograd.grad(code.forward(*leaves), leaves, (ones, ones))
+
+        for what in (inference, training):
+            timer = Timer("f()", globals={"f": what}, num_threads=1)
+            median = timer.blocked_autorange(min_run_time=0.3).median
+            times[f"{label}, {what.__name__}"] = median * 1e6
+    return times
+
+
+def take_turns(rounds: int) -> dict[str, dict[str, float]]:
+    """Medians over rounds of each contender's times."""
+    names = [*contenders(), PACKAGE]
+    all_times: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    for _, name in tqdm([(k, name) for k in range(rounds) for name in names]):
+        command = [sys.executable, "-W", "ignore", __file__, "--work", name]
+        printed = subprocess.run(
+            command,
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+        )
+        all_times[name].append(json.loads(printed.stdout.splitlines()[-1]))
+    return {
+        name: {what: statistics.median(t[what] for t in times) for what in times[0]}
+        for name, times in all_times.items()
+    }
+
+
+def draw_speed(times: dict[str, dict[str, float]]) -> None:
+    """One picture a chapter: its bar beside those of the chapters before."""
+    from matplotlib import pyplot
+
+    names = list(times)
+    python = times[names[0]]
+    most = max(python[what] / t[what] for t in times.values() for what in python)
+    for last, name in enumerate(names):
+        figure, axes = pyplot.subplots(1, len(python), figsize=(11, 3.6), sharey=True)
+        for axis, what in zip(axes, python, strict=True):
+            speeds = [python[what] / times[shown][what] for shown in names[: last + 1]]
+            colours = ["tab:blue"] * last + ["tab:orange"]
+            bars = axis.barh(names[: last + 1], speeds, color=colours)
+            axis.bar_label(bars, fmt="%.2f", padding=2)
+            axis.axvline(1, color="gray", linewidth=0.8)
+            axis.set(xlim=(0, most * 1.2), title=what.replace(", ", "\n"))
+            axis.set_ylim(len(names) - 0.5, -0.5)
+        figure.supxlabel("speed, Python = 1")
+        figure.tight_layout()
+        figure.savefig(PICTURES / f"speed_{name[:2] if name != PACKAGE else '11'}.png", dpi=110)
+        pyplot.close(figure)
+
+
+def draw_bars(values: dict[str, float], label: str, picture: str, log: bool = False) -> None:
+    from matplotlib import pyplot
+
+    figure, axis = pyplot.subplots(figsize=(8, 0.45 * len(values) + 1))
+    bars = axis.barh(list(values), list(values.values()))
+    axis.bar_label(bars, fmt="%.3g", padding=2)
+    axis.invert_yaxis()
+    axis.set(xlabel=label, xscale="log" if log else "linear")
+    axis.margins(x=0.15)
+    figure.tight_layout()
+    figure.savefig(PICTURES / picture, dpi=110)
+    pyplot.close(figure)
+
+
+def profile() -> dict[str, float]:
+    """Microseconds of a training step of chapter 1 in the operators that take longest."""
+    steps = 200
+    events = load(BOOK / "01_python" / "lltm.py").profile(steps)
+    by_time = sorted(events, key=lambda event: -event.self_cpu_time_total)[:12]
+    return {event.key: event.self_cpu_time_total / steps for event in by_time}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7, help="turns of each contender")
+    parser.add_argument("--work", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.work:
+        print(json.dumps(work(options.work)))
+        return
+    torch.set_num_threads(1)
+    times = take_turns(options.rounds)
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    (PICTURES / "speed.json").write_text(json.dumps(times, indent=1) + "\n")
+    draw_speed(times)
+    draw_bars(profile(), "microseconds of a training step, 16 x 32 x 128", "profile.png")
+    sys.path.insert(0, str(BOOK))
+    steps = load(BOOK / "09_kernel" / "lltm.py").time_steps()
+    draw_bars(steps, "nanoseconds a hidden unit", "steps.png", log=True)
+    for name, row in times.items():
+        print(f"{name:14}", *(f"{what} {value:9.1f} us" for what, value in row.items()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+import lltm
+import pytest
+import torch
+from sample import reference, sample_inputs
+
+
+def test_compiles_for_training_as_one_graph():
+    inputs = sample_inputs(requires_grad=True)
+    compiled = torch.compile(lltm.forward, fullgraph=True)
+    ours, expected = (
+        torch.autograd.grad(sum(map(torch.norm, step(*inputs))), inputs)
+        for step in (compiled, reference)
+    )
+    torch.testing.assert_close(ours, expected)
+
+
+def test_exports_for_any_batch():
+    class Step(torch.nn.Module):
+        def forward(self, input, weights, bias, old_h, old_cell):
+            return lltm.forward(input, weights, bias, old_h, old_cell)
+
+    batch = torch.export.Dim("batch")
+    dynamic = ({0: batch}, None, None, {0: batch}, {0: batch})
+    program = torch.export.export(Step(), tuple(sample_inputs()), dynamic_shapes=dynamic)
+    inputs = sample_inputs(batch=9)
+    torch.testing.assert_close(program.module()(*inputs), reference(*inputs))
+
+
+def test_opcheck():
+    inputs = sample_inputs(requires_grad=True)
+    torch.library.opcheck(torch.ops.lltm._forward_with_gates, inputs)
+    torch.library.opcheck(torch.ops.lltm.forward, sample_inputs())
+
+
+def test_meta_refuses_what_the_kernel_refuses():
+    inputs = [tensor.to("meta") for tensor in sample_inputs()]
+    inputs[2] = inputs[2][:-1]
+    with pytest.raises(RuntimeError, match=r"expected bias to have sizes \[15\], but got \[14\]"):
+        lltm.forward(*inputs)

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "lltm.h"
+#include "lltm_formula.h"
+
+namespace lltm {
+
+struct Function : torch::autograd::Function<Function> {
+  using Context = torch::autograd::AutogradContext;
+  using Tensors = torch::autograd::variable_list;
+
+  // Compiled autograd may trace backward.
+  static constexpr bool is_traceable = true;
+
+  static Tensors forward(
+      Context* context, const at::Tensor& input, const at::Tensor& weights, const at::Tensor& bias,
+      const at::Tensor& old_h, const at::Tensor& old_cell) {
+    trace("Autograd", "forward");
+    // The same operator again, below autograd: else this function would call itself.
+    at::AutoDispatchBelowADInplaceOrView guard;
+    auto [new_h, new_cell, gates] = forward_with_gates(input, weights, bias, old_h, old_cell);
+    context->save_for_backward({input, weights, bias, old_h, old_cell, new_cell, gates});
+    return {new_h, new_cell};
+  }
+
+  static Tensors backward(Context* context, const Tensors& grads) {
+    trace("Autograd", "backward");
+    auto saved = context->get_saved_variables();
+    auto input = saved[0], weights = saved[1], old_h = saved[3];
+    auto grad = [&](int64_t k) { return grads[k].defined() ? grads[k] : at::zeros_like(old_h); };
+    if (!at::GradMode::is_enabled()) {
+      auto [d_input, d_weights, d_bias, d_old_h, d_old_cell] =
+          lltm::backward(grad(0), grad(1), saved[5], saved[6], input, weights, old_h);
+      return {d_input, d_weights, d_bias, d_old_h, d_old_cell};
+    }
+    // Somebody will differentiate this gradient. To autograd the saved gates are constants, so a
+    // gradient computed from them would lose what depends on them.
+    Tensors inputs(saved.begin(), saved.begin() + 5);
+    auto [new_h, new_cell] = formula(input, weights, saved[2], old_h, saved[4]);
+    return torch::autograd::grad(
+        {new_h, new_cell}, inputs, {grad(0), grad(1)},
+        /*retain_graph=*/true,
+        /*create_graph=*/true);
+  }
+};
+
+} // namespace lltm

@@ -1,0 +1,52 @@
+"""Runs the test of a chapter with the code of the chapter before, then with the chapter's own, and
+last the program of the chapter, if it has something to print."""
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+BOOK = Path(__file__).parent
+CHAPTERS = sorted(path.parent for path in BOOK.glob("*/test_lltm.py"))
+
+
+PYTEST = ["-m", "pytest", "-qx", "--tb=short", "--show-capture=no", "--disable-warnings"]
+
+
+def run(code: Path | None, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Runs Python; `import lltm` finds the code of the folder that is given."""
+    path = [str(folder) for folder in (code, BOOK) if folder]
+    path += filter(None, [os.environ.get("PYTHONPATH")])
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test(chapter: Path, code: Path | None) -> subprocess.CompletedProcess[str]:
+    return run(code, *PYTEST, chapter / "test_lltm.py")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("chapter", type=int, choices=range(1, len(CHAPTERS) + 1))
+    number = parser.parse_args().chapter
+    chapter = CHAPTERS[number - 1]
+    before = CHAPTERS[number - 2] if number > 1 else None
+    print(
+        f"The test of {chapter.name} with {f'the code of {before.name}' if before else 'no code'}"
+    )
+    print(test(chapter, before).stdout)
+    print(f"The same test with the code of {chapter.name}")
+    result = test(chapter, chapter)
+    print(result.stdout)
+    print(run(chapter, chapter / "lltm.py").stdout, end="")
+    return result.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
