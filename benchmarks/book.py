@@ -1,6 +1,6 @@
 """Times the chapters of the book beside Python and the package, and draws the book's pictures.
 
-Each chapter registers the same operators, so each runs in a process of its own. The processes take turns.
+Each chapter registers the same operators, so each runs in a process of its own. They take turns.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The chapters of the book: each test fails with the code of the chapter before, and passes with its own."""
+"""A chapter of the book: its test fails with the code of the chapter before, and passes with its own."""
 
 import importlib.util
 import re
