@@ -1,4 +1,4 @@
-"""A chapter of the book: its test fails with the code of the chapter before, and passes with its own."""
+"""Each test of the book fails with the code of the chapter before, and passes with its own."""
 
 import importlib.util
 import re

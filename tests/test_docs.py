@@ -83,14 +83,14 @@ def test_named_tests_exist(page):
 
 
 def test_every_row_of_what_composes_names_a_test():
-    table = (ROOT / "README.md").read_text().split("## What composes")[1].split("\n## ")[0]
+    table = (ROOT / "docs" / "what_composes.md").read_text()
     rows = [line for line in table.splitlines() if line.startswith("| ")][1:]
     assert len(rows) > 10
     assert all(re.search(r"`tests/\w+\.py::\w+` \|$", row) for row in rows)
 
 
-def test_the_tree_of_the_readme_is_there():
-    tree = blocks(ROOT / "README.md", "text")[0]
+def test_the_tree_of_the_architecture_is_there():
+    tree = blocks(ROOT / "docs" / "architecture.md", "text")[0]
     for line in tree.replace("\n   ", " ").splitlines():
         folder, description = line.split(maxsplit=1)
         assert (ROOT / folder).is_dir(), folder
