@@ -295,7 +295,7 @@ def test_ensemble_of_modules():
 @each_device
 @pytest.mark.parametrize("argument", ARGUMENTS)
 def test_forward_mode_ad_by_value(device, argument):
-    """A hand-written autograd node would return a wrong tangent without an error."""
+    """A tangent that got lost would be None or zeros, without an error."""
     inputs = sample_inputs(device, torch.float64)
     position = ARGUMENTS.index(argument)
     tangent = inputs[position].cos()

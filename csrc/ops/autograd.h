@@ -20,8 +20,8 @@ bool any_requires_grad(const Arguments& arguments) {
          });
 }
 
-// torch::autograd::Function supports neither functorch's transforms (it
-// raises) nor forward-mode AD (it returns a wrong tangent). A dispatch key
+// torch::autograd::Function supports neither functorch's transforms nor
+// forward-mode AD: it raises under both. A dispatch key
 // tells whether a transform is active. functorchTLSAccessor() does not: it is
 // set under AOTAutograd too.
 template <typename Arguments>
