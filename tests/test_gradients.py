@@ -2,6 +2,7 @@
 
 import itertools
 import resource
+import weakref
 from pathlib import Path
 
 import pytest
@@ -363,6 +364,25 @@ def test_activation_checkpointing(device, operator, use_reentrant):
     )
     for ours, exact in zip(actual, gradients(two_calls, copies), strict=True):
         torch.testing.assert_close(ours, exact)
+
+
+@each_operator
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_activation_checkpointing_keeps_nothing(operator, use_reentrant):
+    """Not even where an exception, raised by a hook on saved tensors, ends the recomputation."""
+    computed = []
+
+    class Remember(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            results = func(*args, **(kwargs or {}))
+            if "_with_gates" in func.__name__:
+                computed.extend(map(weakref.ref, results))
+            return results
+
+    inputs = operator.inputs(requires_grad=True)
+    with Remember():
+        checkpoint(operator.forward, *inputs, use_reentrant=use_reentrant)[0].sum().backward()
+    assert computed and not any(tensor() is not None for tensor in computed)
 
 
 @each_device

@@ -74,14 +74,29 @@ void check_derivatives(const Arguments& arguments) {
 }
 
 // Calls Function::apply with the members of the struct as separate arguments:
-// apply looks for tensors among its arguments, not inside of a struct.
+// apply looks for tensors among its arguments, not inside of a struct. Before
+// them stands a pointer, through which forward hands out one of its outputs.
 template <typename Function, typename Arguments>
 std::tuple<at::Tensor, at::Tensor> apply(const Arguments& arguments) {
   check_derivatives(arguments);
-  const auto outputs = std::apply(
-      [](const auto&... fields) { return Function::apply(fields.value...); },
-      arguments.fields());
-  return {outputs[0], outputs[1]};
+  at::Tensor output;
+  try {
+    const auto outputs = std::apply(
+        [&](const auto&... fields) {
+          return Function::apply(&output, fields.value...);
+        },
+        arguments.fields());
+    return {outputs[0], outputs[1]};
+  } catch (...) {
+    // A hook on saved tensors may raise: activation checkpointing ends a
+    // recomputation that way. ctx then still holds what it was to save, and
+    // an output among it holds the node, which holds ctx.
+    using Node = torch::autograd::CppNode<Function>;
+    if (output.defined() && output.grad_fn()) {
+      static_cast<Node&>(*output.grad_fn()).ctx_.save_for_backward({});
+    }
+    throw;
+  }
 }
 
 inline OutputMask needed_gradients(

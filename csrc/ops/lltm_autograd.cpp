@@ -19,6 +19,7 @@ struct LLTMFunction : torch::autograd::Function<LLTMFunction> {
   template <typename... Arguments>
   static variable_list forward(
       AutogradContext* ctx,
+      at::Tensor* an_output,
       const Arguments&... arguments) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     const ForwardArguments a{arguments...};
@@ -27,6 +28,7 @@ struct LLTMFunction : torch::autograd::Function<LLTMFunction> {
         {a.input, a.weights, a.bias, a.old_h, new_cell, gates});
     // Autograd's own zeros are plain tensors, which no DTensor goes with.
     ctx->set_materialize_grads(false);
+    *an_output = new_cell;
     return {new_h, new_cell};
   }
 
@@ -53,7 +55,13 @@ struct LLTMFunction : torch::autograd::Function<LLTMFunction> {
          weights,
          old_h,
          needed_gradients(ctx)});
-    return {d_input, d_weights, d_bias, d_old_h, d_old_cell};
+    return {
+        at::Tensor(), // for an_output
+        d_input,
+        d_weights,
+        d_bias,
+        d_old_h,
+        d_old_cell};
   }
 };
 

@@ -20,6 +20,7 @@ struct LLTMSequenceFunction : torch::autograd::Function<LLTMSequenceFunction> {
   template <typename... Arguments>
   static variable_list forward(
       AutogradContext* ctx,
+      at::Tensor* an_output,
       const Arguments&... arguments) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     const SequenceForwardArguments a{arguments...};
@@ -36,6 +37,7 @@ struct LLTMSequenceFunction : torch::autograd::Function<LLTMSequenceFunction> {
          a.resets.value_or(at::Tensor())});
     ctx->saved_data["reverse"] = a.reverse;
     ctx->set_materialize_grads(false);
+    *an_output = output;
     return {output, cells};
   }
 
@@ -71,9 +73,10 @@ struct LLTMSequenceFunction : torch::autograd::Function<LLTMSequenceFunction> {
         : saved[6];
     auto [d_input, d_weights, d_bias, d_h0, d_c0] =
         sequence_backward(with_gates(gates));
-    variable_list gradients{d_input, d_weights, d_bias, d_h0, d_c0};
-    // None for the other arguments.
-    gradients.resize(kNumberOf<SequenceForwardArguments>);
+    // None for an_output, and for the arguments after these.
+    variable_list gradients{
+        at::Tensor(), d_input, d_weights, d_bias, d_h0, d_c0};
+    gradients.resize(1 + kNumberOf<SequenceForwardArguments>);
     return gradients;
   }
 };
