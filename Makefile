@@ -29,7 +29,7 @@ PYTHON := $(VENV)/bin/python
 BUILT := $(VENV)/.built
 endif
 
-.PHONY: help demo distributed test book fuzz mutants recurrence sanitize soak bench scaling sweep lengths aarch64 onnx extra-onnx lint format cuda-check wheel compat gpu clean in-place FORCE
+.PHONY: help demo distributed test book fuzz mutants recurrence sanitize soak bench scaling sweep lengths aarch64 onnx extra-onnx lint format cuda-check wheel compat gpu new clean in-place FORCE
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -122,6 +122,11 @@ gpu: export CUDA_HOME ?= /usr/local/cuda
 gpu:  ## on a machine with a GPU: tests, compute-sanitizer, times, with the torch of python3; GPU_ARGS=--help
 	$(MAKE) in-place PYTHON=python3
 	python3 benchmarks/gpu.py $(GPU_ARGS)
+
+# Only from the command line: some systems have a NAME in the environment.
+new:  ## start a package of your own operators; NAME=my_ops OUTPUT=../my_ops
+	@$(BASE_PYTHON) examples/new_package.py $(if $(filter command,$(origin NAME)),--name="$$NAME") \
+		$(if $(filter command,$(origin OUTPUT)),--output="$$OUTPUT")
 
 clean:  ## remove environments and everything that was built
 	rm -rf .venv .venv-cuda .venv-newest .venv-wheel build dist lltm_ops.egg-info lltm_ops/*.so .*_cache .hypothesis

@@ -1,0 +1,42 @@
+#include "../kernel.h"
+
+#include <ATen/Parallel.h>
+#include <torch/library.h>
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+// gcc makes vectors of a loop around exp if it knows that glibc has an exp of vectors. It compiles
+// the loop for three kinds of processors, and each takes its own at run time.
+extern "C" {
+__attribute__((simd("notinbranch"))) double exp(double) noexcept;
+__attribute__((simd("notinbranch"))) float expf(float) noexcept;
+}
+#define VECTORIZED __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define VECTORIZED
+#endif
+
+namespace my_ops {
+namespace {
+template <typename Body>
+VECTORIZED void loop(int64_t begin, int64_t end, Body body) {
+  for (int64_t i = begin; i < end; ++i) {
+    body(i);
+  }
+}
+
+struct ForEach {
+  template <typename Body>
+  void operator()(int64_t size, const Body& body) const {
+    at::parallel_for(
+        0, size, /*grain_size=*/8192, [&](int64_t begin, int64_t end) { loop(begin, end, body); });
+  }
+};
+
+} // namespace
+
+TORCH_LIBRARY_IMPL(my_ops, CPU, m) {
+  m.impl("swiglu", swiglu_kernel<ForEach>);
+  m.impl("swiglu_backward", swiglu_backward_kernel<ForEach>);
+}
+
+} // namespace my_ops

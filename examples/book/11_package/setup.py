@@ -1,0 +1,47 @@
+import os
+import runpy
+from glob import glob
+
+from setuptools import setup
+
+try:
+    import torch
+    from torch.utils import cpp_extension
+except ModuleNotFoundError:
+    raise SystemExit(
+        "my_ops is compiled against the torch that it will run with, and there is none "
+        "here: install torch, then run `pip install --no-build-isolation .`"
+    ) from None
+
+# By its path: importing the package would load the library that is to be built.
+library = runpy.run_path("my_ops/_library.py")
+cuda = torch.version.cuda is not None and cpp_extension.CUDA_HOME is not None
+print(f"my_ops: torch {torch.__version__}, {'with' if cuda else 'without'} CUDA kernels")
+if cuda and not torch.cuda.is_available():  # else torch asks the GPU what to compile for
+    os.environ.setdefault("TORCH_CUDA_ARCH_LIST", "8.0;9.0+PTX")
+sources = glob("csrc/*.cpp") + glob("csrc/cpu/*.cpp") + glob("csrc/cuda/*.cu") * cuda
+# The linker gets no -fopenmp, for torch brings the runtime. -fno-math-errno: for vectors of exp.
+cxx_flags = ["-O3", "-g0", "-Wall", "-fopenmp", "-fno-math-errno"]
+
+
+class BuildExtension(cpp_extension.BuildExtension):
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        # Objects stay there, so that the next build compiles only what has changed.
+        self.build_temp = f"build/{library['NAME']}"
+
+
+setup(
+    ext_modules=[
+        (cpp_extension.CUDAExtension if cuda else cpp_extension.CppExtension)(
+            f"my_ops.{library['NAME']}",
+            sorted(sources),
+            extra_compile_args={"cxx": cxx_flags, "nvcc": ["-O3"]},
+            extra_link_args=["-Wl,-rpath,$ORIGIN/../torch/lib"],
+            py_limited_api=True,
+        )
+    ],
+    install_requires=[f"torch=={library['TORCH_MINOR']}.*"],
+    cmdclass={"build_ext": BuildExtension},
+    options={"bdist_wheel": {"py_limited_api": "cp310", "build_number": library["TORCH_MINOR"]}},
+)

@@ -1,0 +1,157 @@
+"""Starts a package of operators: copies the one of the book's last chapter under another name.
+
+`make new NAME=my_ops OUTPUT=../my_ops` runs this. docs/start_your_own.md says what to change then.
+"""
+
+import argparse
+import ctypes
+import importlib.util
+import json
+import keyword
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from fnmatch import fnmatch
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TEMPLATE = ROOT / "examples" / "book" / "11_package"
+TEMPLATE_NAME = "my_ops"
+TEMPLATE_AUTHOR = '"Your Name"'
+
+CPP_KEYWORDS = """
+alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t
+char8_t class co_await co_return co_yield compl concept const const_cast consteval constexpr
+constinit continue decltype default delete do double dynamic_cast else enum explicit export extern
+false float for friend goto if inline int long mutable namespace new noexcept not not_eq nullptr
+operator or or_eq private protected public register reinterpret_cast requires return short signed
+sizeof static static_assert static_cast struct switch template this thread_local throw true try
+typedef typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq
+"""
+# What torch calls operators or attributes of torch.ops, the namespaces of C++ that the sources
+# need, and this project.
+TAKEN = """
+aten at c10 c10d c10d_functional caffe2 debug_mode_ops debugprims export flex_lib fsdp higher_order
+import_module inductor inductor_prims lltm lltm_ops load_library loaded_libraries mkl mkldnn
+mkldnn_prepacked name onednn onnx onnx_symbolic prim prims profiler quantization quantized
+quantized_decomposed rngprims sparse static_runtime std streams symm_mem torch
+"""
+# In lower case, as some file systems see them.
+FOLDERS = ("build", "csrc", "dist", "tests")
+
+
+def module_elsewhere(name: str) -> bool:
+    """Whether `import name` finds something that is no file of this project."""
+    if name in sys.stdlib_module_names:
+        return True
+    spec = importlib.util.find_spec(name)
+    if spec is None:
+        return False
+    places = [spec.origin, *(spec.submodule_search_locations or [])]
+    return any(not Path(place).is_relative_to(ROOT) for place in places if place)
+
+
+def why_not(name: str) -> str | None:
+    """Why a package of Python and a namespace of C++ cannot have that name; None if they can."""
+    if not re.fullmatch(r"[A-Za-z](_?[A-Za-z0-9])*", name):
+        return "expected letters, digits and single underscores between them, and a letter first"
+    if keyword.iskeyword(name):
+        return "it is a keyword of Python"
+    if name in CPP_KEYWORDS.split():
+        return "it is a keyword of C++"
+    if name in TAKEN.split():
+        return "torch or this project uses it"
+    if name.lower() in FOLDERS:
+        return "a folder of the package has it"
+    if module_elsewhere(name):
+        return "Python has a module of that name"
+    # Such a function would stand beside the namespace.
+    if hasattr(ctypes.CDLL(None), name):
+        return "C has a function of that name"
+    return None
+
+
+def template_files() -> list[Path]:
+    """Its files, relative to it, without what building and testing leave there."""
+    ignored = [pattern.strip("/") for pattern in (TEMPLATE / ".gitignore").read_text().split()]
+    files = (path.relative_to(TEMPLATE) for path in TEMPLATE.rglob("*") if path.is_file())
+    return sorted(
+        file
+        for file in files
+        if not any(fnmatch(part, pattern) for part in file.parts for pattern in ignored)
+    )
+
+
+def author() -> str | None:
+    """The name that git signs commits with, if there is one."""
+    try:
+        result = subprocess.run(["git", "config", "user.name"], capture_output=True, text=True)
+    except OSError:
+        return None
+    return result.stdout.strip() or None
+
+
+def write(name: str, output: Path) -> None:
+    """Writes the package of that name into a folder, which is new or empty."""
+    signed = author()
+    for file in template_files():
+        text = (TEMPLATE / file).read_text("utf-8").replace(TEMPLATE_NAME, name)
+        if signed is not None:
+            text = text.replace(TEMPLATE_AUTHOR, json.dumps(signed, ensure_ascii=False))
+        target = output / str(file).replace(TEMPLATE_NAME, name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, "utf-8")
+
+
+def create(name: str, output: Path) -> None:
+    """Makes the folder and writes the package, or leaves everything as it was.
+
+    Raises:
+        ValueError: if the folder is not empty.
+        OSError: if it cannot be written.
+    """
+    existed = output.is_dir()
+    if existed and any(output.iterdir()):
+        raise ValueError("expected a new or an empty folder")
+    output.mkdir(exist_ok=existed)
+    try:
+        write(name, output)
+    except BaseException:
+        shutil.rmtree(output)
+        if existed:
+            output.mkdir()
+        raise
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--name", default="", help="of package and namespace")
+    parser.add_argument("--output", default="", help="a new folder; ../NAME unless given")
+    options = parser.parse_args(arguments)
+    name = options.name
+    if not name:
+        parser.exit(2, "error: NAME is missing: make new NAME=my_ops OUTPUT=../my_ops\n")
+    if reason := why_not(name):
+        parser.exit(2, f"error: NAME={name} cannot be the name of a package: {reason}\n")
+    given = options.output or f"../{name}"
+    try:
+        create(name, Path(given).expanduser().resolve())
+    except (OSError, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        parser.exit(2, f"error: OUTPUT={given} cannot be written: {reason}\n")
+    print(
+        f"The package {name} is in {given}. In an environment with torch, setuptools, wheel, "
+        "ninja and pytest, go on with:\n\n"
+        f"  cd {shlex.quote(given)}\n"
+        "  pip install --no-build-isolation -e .\n"
+        "  python -m pytest\n\n"
+        "docs/start_your_own.md says what to change first."
+    )
+
+
+if __name__ == "__main__":
+    main()
