@@ -14,6 +14,7 @@ WHEEL_TESTS ?= $(addprefix test_,$(addsuffix .py,cell jit registration values))
 # Of the book.
 CHAPTER ?= 1
 ONNX := onnx onnxscript onnxruntime
+SPHINX := sphinx myst-parser furo
 # Pinned: their verdict must not change with the day.
 LINTERS := ruff==0.17.5 mypy==2.4.1 clang-format==23.1.5
 
@@ -29,7 +30,7 @@ PYTHON := $(VENV)/bin/python
 BUILT := $(VENV)/.built
 endif
 
-.PHONY: help demo distributed test book fuzz mutants recurrence sanitize soak bench scaling sweep lengths aarch64 onnx extra-onnx lint format cuda-check wheel compat gpu new clean in-place FORCE
+.PHONY: help demo distributed test book docs extra-docs fuzz mutants recurrence sanitize soak bench scaling sweep lengths aarch64 onnx extra-onnx lint format cuda-check wheel compat gpu new clean in-place FORCE
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -48,6 +49,12 @@ test: $(BUILT)  ## build, and run all tests; TEST_ARGS for pytest
 
 book: $(BUILT)  ## a chapter of the book: its test fails, then passes; CHAPTER=1 to 10
 	$(PYTHON) examples/book/run.py $(CHAPTER)
+
+docs: extra-docs  ## the documentation as a site with search, in build/docs
+	$(PYTHON) -m sphinx --fail-on-warning --keep-going --nitpicky --quiet docs build/docs
+
+extra-docs: $(BUILT)
+	$(PYTHON) -m pip install --quiet $(SPHINX)
 
 fuzz: $(BUILT)  ## random calls on every path of the CPU against a float64 reference; FUZZ_ARGS=--help
 	$(PYTHON) -m tests.fuzz $(FUZZ_ARGS)
