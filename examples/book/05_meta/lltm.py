@@ -3,8 +3,7 @@
 import runpy
 
 import torch
-
-from build import BOOK, build
+from build_library import BOOK, build
 
 build("04_backward/lltm.cpp", "04_backward/lltm_cpu.cpp", "05_meta/lltm_meta.cpp")
 runpy.run_path(str(BOOK / "04_backward" / "lltm_autograd.py"))

@@ -1,8 +1,7 @@
 """The LLTM under torch.func."""
 
 import torch
-
-from build import build
+from build_library import build
 
 build(
     "04_backward/lltm.cpp",

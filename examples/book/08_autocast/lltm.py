@@ -3,8 +3,7 @@
 import os
 
 import torch
-
-from build import build
+from build_library import build
 
 build(
     "04_backward/lltm.cpp",

@@ -3,9 +3,8 @@
 from collections.abc import Callable
 
 import torch
+from build_library import build
 from torch.utils.benchmark import Timer
-
-from build import build
 
 # For this processor only. The package compiles for several, and chooses when it runs.
 FLAGS = ("-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math")

@@ -4,9 +4,8 @@ import shutil
 import subprocess
 
 import torch
+from build_library import BOOK, INCLUDE, build
 from torch.utils.cpp_extension import CUDA_HOME, include_paths
-
-from build import BOOK, INCLUDE, build
 
 NVCC = shutil.which("nvcc")
 HAS_CUDA = torch.version.cuda is not None and CUDA_HOME is not None

@@ -41,8 +41,8 @@ struct SwiGLU : torch::autograd::Function<SwiGLU> {
   }
 };
 
-// torch::autograd::Function raises under the transforms of torch.func, and loses the tangents of
-// forward-mode AD without a word. The formulas work with both.
+// torch::autograd::Function raises under the transforms of torch.func and under
+// forward-mode AD. The formulas work with both.
 template <typename... Tensors>
 bool is_transformed(const Tensors&... tensors) {
   return c10::impl::tls_local_dispatch_key_set().included_.has(
