@@ -30,7 +30,7 @@ PYTHON := $(VENV)/bin/python
 BUILT := $(VENV)/.built
 endif
 
-.PHONY: help demo distributed test book docs extra-docs fuzz mutants recurrence sanitize soak bench scaling sweep lengths aarch64 onnx extra-onnx lint format cuda-check wheel compat gpu new clean in-place FORCE
+.PHONY: help demo distributed test book docs linkcheck extra-docs fuzz mutants recurrence sanitize soak bench scaling sweep lengths aarch64 onnx extra-onnx lint format cuda-check wheel compat gpu new clean in-place FORCE
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -51,7 +51,11 @@ book: $(BUILT)  ## a chapter of the book: its test fails, then passes; CHAPTER=1
 	$(PYTHON) examples/book/run.py $(CHAPTER)
 
 docs: extra-docs  ## the documentation as a site with search, in build/docs
+	rm -rf build/docs
 	$(PYTHON) -m sphinx --fail-on-warning --keep-going --nitpicky --quiet docs build/docs
+
+linkcheck: extra-docs  ## ask the network whether the site's links to other sites lead somewhere
+	$(PYTHON) -m sphinx --builder linkcheck docs build/linkcheck
 
 extra-docs: $(BUILT)
 	$(PYTHON) -m pip install --quiet $(SPHINX)

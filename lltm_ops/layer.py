@@ -76,11 +76,13 @@ class LLTM(nn.Module):
         ``h_n`` and ``c_n`` are the state after the last step, of the sizes of ``h_0``.
 
     Attributes:
-        weights_l0, weights_l0_reverse, weights_l1, ...: ``[3 * hidden_size, hidden_size +
-            features of the layer's input]``, as of :class:`lltm_ops.LLTMCell`.
-        bias_l0, ...: ``[3 * hidden_size]``, unless ``bias`` is false.
-        layer_norm_weight_l0, layer_norm_bias_l0, ...: with ``layer_norm``, the scales of three
-            gates and of the cell state ``[4 * hidden_size]``, and its shift ``[hidden_size]``.
+        weights_l0: ``[3 * hidden_size, hidden_size + features of the layer's input]``, as of
+            :class:`lltm_ops.LLTMCell`. The others are ``weights_l0_reverse``, ``weights_l1`` and
+            so on; the names below have the same suffixes.
+        bias_l0: ``[3 * hidden_size]``, unless ``bias`` is false.
+        layer_norm_weight_l0: with ``layer_norm``, the scales of three gates and of the cell state,
+            ``[4 * hidden_size]``.
+        layer_norm_bias_l0: with ``layer_norm``, the shift of the cell state, ``[hidden_size]``.
 
     Raises:
         TypeError: for sizes that are no integers, options that are no bools, and arguments of a

@@ -1,13 +1,16 @@
 """The documentation builds as a site, without a warning, and nothing is missing from it."""
 
+import json
 import re
 import subprocess
 import sys
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+import torch
 
 import lltm_ops
 
@@ -15,7 +18,8 @@ pytest.importorskip("sphinx")
 pytest.importorskip("myst_parser")
 pytest.importorskip("furo")
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
 
 
 @pytest.fixture(scope="module")
@@ -42,33 +46,80 @@ def test_reference_has_every_public_name(site):
 
 
 def test_schemas_are_those_of_the_library(site):
-    page = re.sub(r"<[^>]+>", "", (site / "reference" / "schemas.html").read_text())
-    for name in ("forward", "backward", "sequence_forward", "sequence_backward"):
-        assert f"lltm::{name}(" in page
+    page = without_tags(site / "reference" / "schemas.html")
+    schemas = [str(s) for s in torch._C._jit_get_all_schemas() if s.name.startswith("lltm::")]
+    assert len(schemas) >= 7
+    for schema in schemas:
+        assert schema.replace(" ", "") in re.sub(r"\s", "", page)
+
+
+def without_tags(page):
+    return unescape(re.sub(r"<[^>]+>", "", page.read_text()))
+
+
+def test_link_to_a_file_leads_to_a_page_that_shows_it(site):
+    assert 'href="source/csrc/ops/lltm.cpp.html"' in (site / "architecture.html").read_text()
+    assert "TORCH_LIBRARY(lltm, m)" in without_tags(site / "source/csrc/ops/lltm.cpp.html")
+
+
+def test_link_to_a_folder_leads_to_a_list_of_its_files(site):
+    assert 'href="../source/examples/book/index.html"' in (site / "book/index.html").read_text()
+    page = (site / "source/examples/book/index.html").read_text()
+    assert 'href="run.py.html"' in page
+    assert 'href="01_python/index.html"' in page
+
+
+def test_name_of_a_test_leads_to_its_line(site):
+    lines = (ROOT / "tests" / "test_gradients.py").read_text().splitlines()
+    line = next(n for n, text in enumerate(lines, 1) if text.startswith("def test_gradgradcheck("))
+    target = f'href="source/tests/test_gradients.py.html#line-{line}"'
+    assert target in (site / "what_composes.html").read_text()
+
+
+def test_search_knows_the_words_of_the_pages(site):
+    index = (site / "searchindex.js").read_text()
+    index = json.loads(index.removeprefix("Search.setIndex(").removesuffix(")"))
+    found = {index["docnames"][number] for number in index["terms"]["zoneout"]}
+    assert found >= {"architecture", "reference/python"}
 
 
 class Links(HTMLParser):
     def __init__(self):
         super().__init__()
-        self.targets, self.anchors = [], set()
+        self.targets, self.loaded, self.anchors = [], [], set()
 
     def handle_starttag(self, tag, attributes):
         attributes = dict(attributes)
         self.anchors.add(attributes.get("id"))
-        self.targets += [attributes[key] for key in ("href", "src") if attributes.get(key)]
+        targets = [attributes[key] for key in ("href", "src") if attributes.get(key)]
+        self.targets += targets
+        if tag != "a":
+            self.loaded += targets
 
 
-def test_every_link_leads_somewhere(site):
-    pages = {}
-    for path in site.rglob("*.html"):
-        pages[path] = Links()
-        pages[path].feed(path.read_text())
-    for path, links in pages.items():
-        for target in links.targets:
+@pytest.fixture(scope="module")
+def links(site):
+    pages = {path: Links() for path in site.rglob("*.html")}
+    for path, parser in pages.items():
+        parser.feed(path.read_text())
+    return pages
+
+
+def test_every_link_leads_somewhere(links):
+    for path, page in links.items():
+        for target in page.targets:
             url = urlsplit(target)
             if url.scheme or url.netloc:
                 continue
             file = (path.parent / unquote(url.path)).resolve() if url.path else path
             assert file.exists(), (path.name, target)
-            if url.fragment and file in pages:
-                assert unquote(url.fragment) in pages[file].anchors, (path.name, target)
+            if url.fragment and file in links:
+                assert unquote(url.fragment) in links[file].anchors, (path.name, target)
+
+
+def test_pages_load_nothing_from_elsewhere(site, links):
+    for path, page in links.items():
+        for target in page.loaded:
+            assert not urlsplit(target).netloc, (path.name, target)
+    for style in site.rglob("*.css"):
+        assert not re.search(r"url\([\"']?(https?:)?//", style.read_text()), style.name
