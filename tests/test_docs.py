@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import shell_blocks
 
 ROOT = Path(__file__).resolve().parent.parent
 # test_book.py has the code of these pages.
@@ -31,12 +32,12 @@ PYTHON_BLOCKS = [
     if page not in BOOK
     for number, block in enumerate(blocks(page, "python"))
 ]
-# Those of cpp.md belong together: test_cmake runs them.
+# Those of cpp.md belong together: test_cmake runs them. Those of debugging.md print something.
 SHELL_LINES = sorted(
     {
         line.strip()
         for page in PAGES
-        if page.name != "cpp.md"
+        if page.name not in ("cpp.md", "debugging.md")
         for block in blocks(page, "sh")
         for line in block.splitlines()
     }
@@ -69,6 +70,18 @@ def test_shell_line_is_a_target_or_tried_elsewhere(line):
     command = re.sub(r"^(\w+=\S+ )*make", "make --dry-run", line)
     assert command != line
     subprocess.run(command, shell=True, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize(("commands", "lines"), shell_blocks.RELEASE + shell_blocks.ERRORS)
+def test_shell_block_prints_what_stands_below_it(commands, lines, tmp_path):
+    """test_packaging runs those that need a debug build."""
+    shell_blocks.assert_prints(commands, lines, tmp_path)
+
+
+def test_no_shell_block_is_left_out():
+    every = shell_blocks.RELEASE + shell_blocks.DEBUG + shell_blocks.ERRORS
+    shown = [block for block, _ in every]
+    assert blocks(ROOT / "docs" / "debugging.md", "sh") == shown
 
 
 @each_page

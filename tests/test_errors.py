@@ -724,3 +724,13 @@ def test_modules_refuse_nested_tensors(kind, layout, make):
         found = message(module, arguments, MODULE_ERRORS)
         suffix = "" if name == "input" or kind is lltm_ops.LLTMCell else "_0"
         assert f"expected {name}{suffix} to be a dense tensor, but got a nested tensor" in found
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection:UserWarning")
+@pytest.mark.filterwarnings("ignore:Error detected in:UserWarning")
+def test_anomaly_mode_names_the_operator_of_the_first_nan():
+    layer, input = lltm_ops.LLTM(5, 4), torch.zeros(3, 1, 5)
+    input[1] = torch.inf
+    words = "LLTMSequenceFunction>' returned nan values"
+    with torch.autograd.detect_anomaly(), pytest.raises(RuntimeError, match=words):
+        layer(input)[0].sum().backward()

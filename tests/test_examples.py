@@ -343,3 +343,21 @@ def test_char_lm_names_a_missing_package(missing, monkeypatch):
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(SystemExit, match=rf"{missing} is missing: pip install lltm_ops\[demo\]"):
         imported(monkeypatch)
+
+
+def test_memory_tasks_prints_a_row_for_each_task_and_layer():
+    command = [sys.executable, str(CHAR_LM.parent / "memory_tasks.py"), "--steps=150", "--seeds=1"]
+    options = ["--length=8", "--hidden-size=16", "--learning-rates=0.03"]
+    printed = subprocess.run([*command, *options], capture_output=True, text=True, check=True)
+    rows = [line.strip("| ").split(" | ") for line in printed.stdout.splitlines()[2:]]
+    layers = ["LLTM", "LLTM, input gate -2", "LLTM, input gate -4", "LLTM, resets"]
+    layers += ["LSTM", "LSTM, forget gate +3", "GRU"]
+    assert [row[:3] for row in rows] == [
+        [task, layer, "0.03"]
+        for task in ("recall", "add", "latest")
+        for layer in layers
+        if task == "latest" or layer != "LLTM, resets"
+    ]
+    losses = {(row[0], row[1]): float(row[4]) for row in rows}
+    assert all(losses[task, "LLTM"] < 0.08 for task in ("recall", "add", "latest"))
+    assert losses["latest", "LLTM, resets"] < losses["latest", "LLTM"]

@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import shell_blocks
 import torch
 
 import lltm_ops
@@ -102,12 +103,12 @@ def test_wheel(tmp_path):
 
 
 def test_builds_just_in_time(tmp_path):
-    """The same sources, in a process that must not take the installed library.
+    """The same sources, in a process that must not take the installed library, for debugging.
 
     The lock of a build that was killed lies there already.
     """
-    directory = tmp_path / f"lltm_ops{_extension.library_name()}"
-    directory.mkdir()
+    directory = tmp_path / "build" / "debug" / f"lltm_ops{_extension.library_name()}"
+    directory.mkdir(parents=True)
     (directory / "lock").touch()
     code = """
 import torch, lltm_ops
@@ -117,10 +118,17 @@ a = [torch.randn(3, 5), torch.randn(12, 9), torch.randn(12), torch.randn(3, 4), 
 torch.testing.assert_close(lltm_ops.forward(*a), lltm_ops.reference(*a))
 print("just in time")
 """
-    status, output = run(
-        code, LLTM_OPS_JIT="1", FORCE_CPU="1", TORCH_EXTENSIONS_DIR=str(tmp_path), MAX_JOBS="2"
-    )
+    options = {
+        "LLTM_OPS_JIT": "1",
+        "DEBUG": "1",
+        "FORCE_CPU": "1",
+        "TORCH_EXTENSIONS_DIR": str(tmp_path / "build" / "debug"),
+        "MAX_JOBS": "2",
+    }
+    status, output = run(code, **options)
     assert status == 0 and output.endswith("just in time\n"), output
+    for commands, lines in shell_blocks.DEBUG:
+        shell_blocks.assert_prints(commands, lines, tmp_path, **options)
 
 
 def test_import_does_not_load_what_builds():

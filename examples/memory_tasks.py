@@ -1,0 +1,119 @@
+"""What a recurrent layer can remember and forget: LLTM beside nn.LSTM and nn.GRU on three tasks.
+
+recall: say at the end which value came first.
+add: say the sum of the two values that were marked.
+latest: say which of the marked values came last, and so forget those before it.
+
+Prints a row of a markdown table for each task, layer and learning rate: how many seeds end with a
+loss below 0.01, the median and the worst of the losses, and the median at four times the length.
+docs/training.md has the figures.
+"""
+
+import argparse
+from statistics import median
+
+import torch
+from torch import Tensor, nn
+
+from lltm_ops import LLTM
+
+# The class, what is added to the initial bias of one gate, and whether it is given resets. The gate
+# is the input gate of the LLTM and the forget gate of the LSTM.
+LAYERS: dict[str, tuple[type[nn.Module], float, bool]] = {
+    "LLTM": (LLTM, 0, False),
+    "LLTM, input gate -2": (LLTM, -2, False),
+    "LLTM, input gate -4": (LLTM, -4, False),
+    "LLTM, resets": (LLTM, 0, True),
+    "LSTM": (nn.LSTM, 0, False),
+    "LSTM, forget gate +3": (nn.LSTM, 3, False),
+    "GRU": (nn.GRU, 0, False),
+}
+# The loss of who always says the mean.
+TASKS = {"recall": 1 / 3, "add": 1 / 6, "latest": 1 / 3}
+
+
+def batch(task: str, length: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Values and marks [length, size, 2], what to say at the end [size], and the marks as bools."""
+    values, marks = torch.rand(length, size), torch.zeros(length, size, dtype=torch.bool)
+    row = torch.arange(size)
+    if task == "add":
+        marks[torch.randint(length // 2, (size,)), row] = True
+        marks[torch.randint(length // 2, length, (size,)), row] = True
+        target = (values * marks).sum(0)
+    else:
+        values = 2 * values - 1
+        if task == "latest":
+            marks = torch.rand(length, size) < 1 / 8
+        marks[0] = True
+        last = (marks * torch.arange(length).unsqueeze(1)).argmax(0)
+        target = values[last, row]
+    return torch.stack([values, marks.float()], 2), target, marks
+
+
+class Model(nn.Module):
+    def __init__(self, layer: str, hidden_size: int) -> None:
+        super().__init__()
+        kind, bias, self.resets = LAYERS[layer]
+        self.layer = kind(2, hidden_size)
+        with torch.no_grad():
+            if kind is LLTM:
+                self.layer.bias_l0[:hidden_size] += bias
+            if kind is nn.LSTM:
+                self.layer.bias_ih_l0[hidden_size : 2 * hidden_size] += bias
+        self.head = nn.Linear(hidden_size, 1)
+
+    def loss(self, task: str, length: int, size: int) -> Tensor:
+        input, target, marks = batch(task, length, size)
+        output = (self.layer(input, None, marks) if self.resets else self.layer(input))[0]
+        return (self.head(output[-1]).squeeze(1) - target).square().mean()
+
+
+def train(task: str, layer: str, rate: float, seed: int, args: argparse.Namespace) -> list[float]:
+    """Losses on data that the model has not seen, at the length of training and at four times."""
+    torch.manual_seed(seed)
+    model = Model(layer, args.hidden_size)
+    optimizer = torch.optim.Adam(model.parameters(), rate)
+    for _ in range(args.steps):
+        optimizer.zero_grad()
+        model.loss(task, args.length, args.batch_size).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), args.clip)
+        optimizer.step()
+    torch.manual_seed(-1)  # the same data for all
+    with torch.no_grad():
+        return [model.loss(task, times * args.length, 1000).item() for times in (1, 4)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=[*TASKS])
+    parser.add_argument("--layers", nargs="+", choices=LAYERS, default=[*LAYERS])
+    parser.add_argument("--learning-rates", nargs="+", type=float, default=[0.003, 0.01])
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--length", type=int, default=100)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--hidden-size", type=int, default=32)
+    parser.add_argument("--clip", type=float, default=1.0, help="norm of the gradients")
+    args = parser.parse_args()
+    torch.set_num_threads(1)  # so small a layer gains nothing from more
+    print("| task | layer | learning rate | solved | median | worst | at four times the length |")
+    print("|---|---|---|---|---|---|---|")
+    for task in args.tasks:
+        for layer in args.layers:
+            if LAYERS[layer][2] and task != "latest":
+                continue  # nothing to forget
+            for rate in args.learning_rates:
+                losses = [train(task, layer, rate, seed, args) for seed in range(args.seeds)]
+                here, longer = zip(*losses, strict=True)
+                solved = sum(loss < 0.01 for loss in here)
+                figures = f"{median(here):.2g} | {max(here):.2g} | {median(longer):.2g}"
+                print(
+                    f"| {task} | {layer} | {rate:g} | {solved} of {args.seeds} | {figures} |",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""The limits of docs/limits.md that no other test shows: one that is gone needs no row there."""
+
+import sys
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.nn.utils.rnn import pack_sequence
+
+import lltm_ops
+
+PACKED = pack_sequence([torch.randn(length, 5) for length in (7, 4, 2)])
+STATE = torch.zeros(1, 3, 6), torch.zeros(1, 3, 6)
+
+
+@pytest.fixture
+def layer():
+    torch._dynamo.reset()
+    return lltm_ops.LLTM(5, 6)
+
+
+def compiled(function):
+    return torch.compile(function, backend="aot_eager", fullgraph=True)
+
+
+def test_the_cell_state_grows_with_time_and_less_behind_a_closed_gate():
+    torch.manual_seed(0)
+    layer = lltm_ops.LLTM(32, 128, return_cells=True)
+    sizes = []
+    with torch.no_grad():
+        for _ in range(3):
+            cells = layer(torch.randn(1000, 4, 32))[2]
+            sizes.append([cells[step].abs().mean() for step in (99, 999)])
+            layer.bias_l0[:128] -= 2
+    assert all(late > 5 * early for early, late in sizes)
+    assert sizes[0][1] > 3 * sizes[1][1] > 9 * sizes[2][1]
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.bfloat16, -6.2), (torch.float16, -8.3)])
+def test_a_candidate_near_its_limit_passes_no_gradient(dtype, limit):
+    zeros, ones = torch.zeros(1, 1, dtype=dtype), torch.ones(1, 1, dtype=dtype)
+    gradients = []
+    for pre_activation in (limit + 0.1, limit - 0.1):
+        gates = torch.tensor([[0.5, 0.5, pre_activation]]).to(torch.float32)
+        gates[0, 2].expm1_()
+        d_bias = lltm_ops.backward(
+            ones, ones, zeros, gates.to(dtype), ones, torch.zeros(3, 2, dtype=dtype), ones
+        )[2]
+        gradients.append(d_bias[2])
+    assert gradients[0] > 0 == gradients[1]
+
+
+def test_a_cell_state_overflows_in_float16_and_h_does_not(layer):
+    large = torch.full((1, 3, 6), 65000.0)
+    with torch.no_grad():
+        layer.bias_l0.fill_(30)
+        output, (_, c_n) = layer.half()(torch.zeros(100, 3, 5).half(), (large.half(), large.half()))
+    assert c_n.isinf().all() and output.isfinite().all()
+
+
+def test_each_number_of_steps_has_a_graph_where_the_layer_runs_step_by_step():
+    """Up to a limit of torch.compile: what comes after it runs eagerly."""
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("eager")
+    layer = torch.compile(lltm_ops.LLTM(5, 6, zoneout=0.1).eval(), backend=counter)
+    for time in range(2, 12):
+        layer(torch.zeros(time, 3, 5))
+    assert counter.frame_count == torch._dynamo.config.recompile_limit == 8
+
+
+def test_export_leaves_no_time_open_where_the_layer_runs_step_by_step():
+    shapes = ({0: torch.export.Dim.DYNAMIC},)
+    with pytest.raises(Exception, match="Constraints violated"):
+        layer = lltm_ops.LLTM(5, 6, layer_norm=True)
+        torch.export.export(layer, (torch.zeros(7, 3, 5),), dynamic_shapes=shapes)
+
+
+def test_transforms_of_sequences_run_a_loop_over_the_steps(layer):
+    input = torch.randn(7, 3, 5)
+    with torch.profiler.profile() as profile:
+        torch.func.jvp(lambda input: layer(input)[0], (input,), (input,))
+    assert [event.name for event in profile.events()].count("aten::elu") >= 7
+
+
+def test_a_transform_of_a_packed_sequence_is_no_graph(layer):
+    def loss(data):
+        return layer(data, STATE, None, PACKED.batch_sizes)[0].sum()
+
+    torch.func.grad(loss)(PACKED.data)
+    with pytest.raises(Exception, match=r"data-dependent|values of batch_sizes"):
+        compiled(torch.func.grad(loss))(PACKED.data)
+
+
+def test_a_compiled_graph_has_no_second_derivative(layer):
+    input = torch.randn(7, 3, 5, requires_grad=True)
+    output, _ = compiled(layer)(input)
+    (gradient,) = torch.autograd.grad(output.square().sum(), input, create_graph=True)
+    with pytest.raises(RuntimeError, match="double backward"):
+        gradient.sum().backward()
+
+
+def test_a_packed_sequence_without_a_state_breaks_the_graph(layer):
+    assert torch._dynamo.explain(layer)(PACKED).graph_break_count > 0
+    assert torch._dynamo.explain(layer)(PACKED, STATE).graph_break_count == 0
+    torch._dynamo.reset()
+    ours, exact = compiled(layer)(PACKED)[0], layer(PACKED)[0]
+    torch.testing.assert_close(ours.data, exact.data)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_packed_sequence_without_a_state_is_exported_in_strict_mode(layer, strict):
+    arguments = PACKED.data, None, None, PACKED.batch_sizes
+    dynamic = {0: torch.export.Dim.DYNAMIC}
+    shapes = dynamic, None, None, dynamic
+
+    def export():
+        return torch.export.export(layer, arguments, dynamic_shapes=shapes, strict=strict)
+
+    if strict:
+        torch.testing.assert_close(export().module()(*arguments)[0], layer(*arguments)[0])
+    else:
+        with pytest.raises(Exception, match="data-dependent"):
+            export()
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="TorchScript ends with Python 3.13")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:FutureWarning")
+def test_a_scripted_layer_keeps_parameters_that_are_replaced(layer):
+    scripted, input = torch.jit.script(layer), torch.randn(7, 3, 5)
+    before = scripted(input)[0]
+    others = lltm_ops.LLTM(5, 6)
+    scripted.load_state_dict(others.state_dict(), assign=True)
+    assert torch.equal(scripted(input)[0], before)
+    scripted = torch.jit.script(layer)
+    scripted.load_state_dict(others.state_dict())
+    assert torch.equal(scripted(input)[0], others(input)[0])
