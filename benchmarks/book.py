@@ -79,7 +79,9 @@ def take_turns(rounds: int) -> dict[str, dict[str, float]]:
             check=True,
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            # A folder each: in one folder, chapters would replace one another's library.
+            env=os.environ
+            | {"PYTHONPATH": str(ROOT), "TORCH_EXTENSIONS_DIR": str(ROOT / "build/book" / name)},
         )
         all_times[name].append(json.loads(printed.stdout.splitlines()[-1]))
     return {
