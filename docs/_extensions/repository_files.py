@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from sphinx.util.typing import ExtensionMetadata
 ROOT = Path(__file__).resolve().parent.parent.parent
 # A path in backticks is one of the repository if it begins with one of these.
 FOLDERS = ("benchmarks", "cmake", "csrc", "examples", "lltm_ops", "tests")
+
+NOT_LISTED = (".*", "__pycache__", "*.so", "build", "dist", "*.egg-info")
 
 
 def mark_links(app: Sphinx, doctree: nodes.document) -> None:
@@ -137,11 +140,10 @@ def pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
 
 
 def entries_of(folder: Path) -> list[Path]:
-    """What belongs to the repository, and was not built."""
     return sorted(
         path
         for path in folder.iterdir()
-        if not path.name.startswith(".") and path.name != "__pycache__" and path.suffix != ".so"
+        if not any(fnmatch(path.name, pattern) for pattern in NOT_LISTED)
     )
 
 
