@@ -10,12 +10,12 @@
 // cannot turn into a selection would keep it from computing many units at once.
 namespace lltm {
 
-inline C10_HOST_DEVICE double expm1(double x) {
+C10_ALWAYS_INLINE C10_HOST_DEVICE double expm1(double x) {
   return std::expm1(x);
 }
 
 // exp(x) - 1, as accurate near 0 as elsewhere. std::expm1 is a call, for one number at a time.
-inline C10_HOST_DEVICE float expm1(float x) {
+C10_ALWAYS_INLINE C10_HOST_DEVICE float expm1(float x) {
 #ifdef __CUDA_ARCH__
   return ::expm1f(x);
 #else
@@ -40,18 +40,18 @@ inline C10_HOST_DEVICE float expm1(float x) {
 }
 
 template <typename T>
-C10_HOST_DEVICE T sigmoid(T x) {
+C10_ALWAYS_INLINE C10_HOST_DEVICE T sigmoid(T x) {
   return 1 / (2 + expm1(-x));
 }
 
 template <typename T>
-C10_HOST_DEVICE T tanh(T x) {
+C10_ALWAYS_INLINE C10_HOST_DEVICE T tanh(T x) {
   T e = expm1(2 * x);
   return e / (e + 2);
 }
 
 template <typename T>
-C10_HOST_DEVICE T elu(T x) {
+C10_ALWAYS_INLINE C10_HOST_DEVICE T elu(T x) {
   T e = expm1(x);
   return x > 0 ? x : e;
 }

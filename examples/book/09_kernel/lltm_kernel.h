@@ -24,7 +24,7 @@ struct ForwardUnit {
   scalar_t* new_cell;
   int64_t size;
 
-  C10_HOST_DEVICE void operator()(int64_t row, int64_t unit) const {
+  C10_ALWAYS_INLINE C10_HOST_DEVICE void operator()(int64_t row, int64_t unit) const {
     using opmath_t = at::opmath_type<scalar_t>;
     auto k = row * size + unit;
     auto* p = gates + 3 * row * size + unit;
@@ -48,7 +48,7 @@ struct BackwardUnit {
   scalar_t* d_old_cell;
   int64_t size;
 
-  C10_HOST_DEVICE void operator()(int64_t row, int64_t unit) const {
+  C10_ALWAYS_INLINE C10_HOST_DEVICE void operator()(int64_t row, int64_t unit) const {
     using opmath_t = at::opmath_type<scalar_t>;
     auto k = row * size + unit;
     auto* p = gates + 3 * row * size + unit;
