@@ -14,10 +14,23 @@ auto find(const char* name, Function*) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Function>();
 }
 
-void check(const char* name, const at::Tensor& tensor, c10::SymIntArrayRef sizes) {
+void check(
+    const char* op, const char* name, const at::Tensor& tensor, const at::Tensor& input,
+    c10::SymIntArrayRef sizes) {
   TORCH_CHECK(
-      tensor.sym_sizes() == sizes, "lltm::forward: expected ", name, " to have sizes ", sizes,
-      ", but got ", tensor.sym_sizes());
+      tensor.sym_sizes() == sizes, op, ": expected ", name, " to have sizes ", sizes, ", but got ",
+      tensor.sym_sizes());
+  TORCH_CHECK(
+      tensor.scalar_type() == input.scalar_type() && tensor.device() == input.device(), op,
+      ": expected ", name, " to be ", input.scalar_type(), " on ", input.device(),
+      ", as input is, but got ", tensor.scalar_type(), " on ", tensor.device());
+}
+
+void check_dimensions(const char* op, const at::Tensor& input, const at::Tensor& old_h) {
+  TORCH_CHECK(
+      input.dim() == 2 && old_h.dim() == 2, op,
+      ": expected input and old_h to have 2 dimensions, but got ", input.dim(), " and ",
+      old_h.dim());
 }
 
 } // namespace
@@ -47,21 +60,28 @@ Gradients backward(
 void check_forward(
     const at::Tensor& input, const at::Tensor& weights, const at::Tensor& bias,
     const at::Tensor& old_h, const at::Tensor& old_cell) {
-  TORCH_CHECK(
-      input.dim() == 2 && old_h.dim() == 2,
-      "lltm::forward: expected input and old_h to have 2 dimensions, but got ", input.dim(),
-      " and ", old_h.dim());
+  const auto* op = "lltm::forward";
+  check_dimensions(op, input, old_h);
   auto batch = input.sym_size(0), state_size = old_h.sym_size(1);
-  check("weights", weights, {3 * state_size, state_size + input.sym_size(1)});
-  check("bias", bias, {3 * state_size});
-  check("old_h", old_h, {batch, state_size});
-  check("old_cell", old_cell, {batch, state_size});
-  for (const auto& tensor : {weights, bias, old_h, old_cell}) {
-    TORCH_CHECK(
-        tensor.scalar_type() == input.scalar_type(),
-        "lltm::forward: expected all arguments to have the dtype of input, ", input.scalar_type(),
-        ", but got ", tensor.scalar_type());
-  }
+  check(op, "weights", weights, input, {3 * state_size, state_size + input.sym_size(1)});
+  check(op, "bias", bias, input, {3 * state_size});
+  check(op, "old_h", old_h, input, {batch, state_size});
+  check(op, "old_cell", old_cell, input, {batch, state_size});
+}
+
+void check_backward(
+    const at::Tensor& grad_h, const at::Tensor& grad_cell, const at::Tensor& new_cell,
+    const at::Tensor& gates, const at::Tensor& input, const at::Tensor& weights,
+    const at::Tensor& old_h) {
+  const auto* op = "lltm::backward";
+  check_dimensions(op, input, old_h);
+  auto batch = input.sym_size(0), state_size = old_h.sym_size(1);
+  check(op, "grad_h", grad_h, input, {batch, state_size});
+  check(op, "grad_cell", grad_cell, input, {batch, state_size});
+  check(op, "new_cell", new_cell, input, {batch, state_size});
+  check(op, "gates", gates, input, {batch, 3 * state_size});
+  check(op, "weights", weights, input, {3 * state_size, state_size + input.sym_size(1)});
+  check(op, "old_h", old_h, input, {batch, state_size});
 }
 
 void trace(const char* dispatch_key, const char* operator_name) {

@@ -32,6 +32,12 @@ void check_forward(
     const at::Tensor& input, const at::Tensor& weights, const at::Tensor& bias,
     const at::Tensor& old_h, const at::Tensor& old_cell);
 
+// And every kernel of backward this.
+void check_backward(
+    const at::Tensor& grad_h, const at::Tensor& grad_cell, const at::Tensor& new_cell,
+    const at::Tensor& gates, const at::Tensor& input, const at::Tensor& weights,
+    const at::Tensor& old_h);
+
 // Every kernel calls this, too. It prints its arguments if LLTM_TRACE is set.
 void trace(const char* dispatch_key, const char* operator_name);
 

@@ -38,6 +38,7 @@ lltm::Gradients backward_kernel(
     const at::Tensor& gates, const at::Tensor& input, const at::Tensor& weights,
     const at::Tensor& old_h) {
   lltm::trace("CPU", "backward");
+  lltm::check_backward(grad_h, grad_cell, new_cell, gates, input, weights, old_h);
   auto chunks = gates.chunk(3, 1);
   auto i = chunks[0], o = chunks[1], g = chunks[2];
   auto t = at::tanh(new_cell);

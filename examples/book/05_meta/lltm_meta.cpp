@@ -31,6 +31,7 @@ lltm::Gradients backward_meta(
     const at::Tensor& gates, const at::Tensor& input, const at::Tensor& weights,
     const at::Tensor& old_h) {
   lltm::trace("Meta", "backward");
+  lltm::check_backward(grad_h, grad_cell, new_cell, gates, input, weights, old_h);
   return {
       empty(input, input.sym_sizes()), empty(input, weights.sym_sizes()),
       empty(input, {weights.sym_size(0)}), empty(input, old_h.sym_sizes()),

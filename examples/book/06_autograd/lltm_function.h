@@ -39,12 +39,19 @@ struct Function : torch::autograd::Function<Function> {
     }
     // Somebody will differentiate this gradient. To autograd the saved gates are constants, so a
     // gradient computed from them would lose what depends on them.
-    Tensors inputs(saved.begin(), saved.begin() + 5);
     auto [new_h, new_cell] = formula(input, weights, saved[2], old_h, saved[4]);
-    return torch::autograd::grad(
-        {new_h, new_cell}, inputs, {grad(0), grad(1)},
+    Tensors needed, gradients(5);
+    std::copy_if(saved.begin(), saved.begin() + 5, std::back_inserter(needed), [](auto& tensor) {
+      return tensor.requires_grad();
+    });
+    auto computed = torch::autograd::grad(
+        {new_h, new_cell}, needed, {grad(0), grad(1)},
         /*retain_graph=*/true,
         /*create_graph=*/true);
+    for (size_t k = 0, next = 0; k < gradients.size(); ++k) {
+      gradients[k] = saved[k].requires_grad() ? computed[next++] : at::Tensor();
+    }
+    return gradients;
   }
 };
 

@@ -12,6 +12,13 @@ def test_gradgradcheck():
     assert torch.autograd.gradgradcheck(lltm.forward, inputs)
 
 
+@pytest.mark.parametrize("needed", range(5))
+def test_second_derivative_by_one_argument_alone(needed):
+    inputs = sample_inputs()
+    inputs[needed].requires_grad_()
+    assert torch.autograd.gradgradcheck(lltm.forward, inputs)
+
+
 def test_gradients():
     inputs = sample_inputs(requires_grad=True)
     assert torch.autograd.gradcheck(lltm.forward, inputs)

@@ -41,6 +41,7 @@ lltm::Gradients backward_cpu(
     const at::Tensor& gates, const at::Tensor& input, const at::Tensor& weights,
     const at::Tensor& old_h) {
   lltm::trace("CPU", "backward");
+  lltm::check_backward(grad_h, grad_cell, new_cell, gates, input, weights, old_h);
   return lltm::backward_kernel(
       for_each_unit, grad_h, grad_cell, new_cell, gates, input, weights, old_h);
 }

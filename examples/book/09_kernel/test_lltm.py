@@ -57,6 +57,16 @@ def test_extreme_pre_activations():
     )
 
 
+@pytest.mark.parametrize("argument", range(7))
+@pytest.mark.parametrize("change", [lambda t: t[:1], torch.Tensor.float], ids=["sizes", "dtype"])
+def test_backward_refuses_what_it_would_read_wrongly(argument, change):
+    input, weights, _, old_h, new_cell = sample_inputs()
+    arguments = [old_h, old_h, new_cell, old_h.repeat(1, 3), input, weights, old_h]
+    arguments[argument] = change(arguments[argument])
+    with pytest.raises(RuntimeError, match="lltm::backward: expected "):
+        torch.ops.lltm.backward(*arguments)
+
+
 def test_gradients():
     inputs = sample_inputs(requires_grad=True)
     assert torch.autograd.gradcheck(lltm.forward, inputs)

@@ -56,6 +56,7 @@ lltm::Gradients backward_cuda(
     const at::Tensor& gates, const at::Tensor& input, const at::Tensor& weights,
     const at::Tensor& old_h) {
   lltm::trace("CUDA", "backward");
+  lltm::check_backward(grad_h, grad_cell, new_cell, gates, input, weights, old_h);
   c10::cuda::CUDAGuard guard(input.device());
   return lltm::backward_kernel(
       for_each_unit, grad_h, grad_cell, new_cell, gates, input, weights, old_h);
