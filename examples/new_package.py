@@ -50,7 +50,10 @@ def module_elsewhere(name: str) -> bool:
     if spec is None:
         return False
     places = [spec.origin, *(spec.submodule_search_locations or [])]
-    return any(not Path(place).is_relative_to(ROOT) for place in places if place)
+    # An environment may lie inside of the checkout.
+    return any(
+        "site-packages" in place or not Path(place).is_relative_to(ROOT) for place in places if place
+    )
 
 
 def why_not(name: str) -> str | None:
