@@ -52,7 +52,8 @@ def module_elsewhere(name: str) -> bool:
     places = [spec.origin, *(spec.submodule_search_locations or [])]
     # An environment may lie inside of the checkout.
     return any(
-        "site-packages" in place or not Path(place).is_relative_to(ROOT) for place in places if place
+        "site-packages" in place or not Path(place).is_relative_to(ROOT)
+        for place in filter(None, places)
     )
 
 
