@@ -1,6 +1,5 @@
 #include "lltm.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
 #include <cstdlib>
@@ -8,11 +7,6 @@
 
 namespace lltm {
 namespace {
-
-template <typename Function>
-auto find(const char* name, Function*) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Function>();
-}
 
 void check(
     const char* op, const char* name, const at::Tensor& tensor, const at::Tensor& input,
@@ -34,28 +28,6 @@ void check_dimensions(const char* op, const at::Tensor& input, const at::Tensor&
 }
 
 } // namespace
-
-State forward(
-    const at::Tensor& input, const at::Tensor& weights, const at::Tensor& bias,
-    const at::Tensor& old_h, const at::Tensor& old_cell) {
-  static auto op = find("lltm::forward", forward);
-  return op.call(input, weights, bias, old_h, old_cell);
-}
-
-StateAndGates forward_with_gates(
-    const at::Tensor& input, const at::Tensor& weights, const at::Tensor& bias,
-    const at::Tensor& old_h, const at::Tensor& old_cell) {
-  static auto op = find("lltm::_forward_with_gates", forward_with_gates);
-  return op.call(input, weights, bias, old_h, old_cell);
-}
-
-Gradients backward(
-    const at::Tensor& grad_h, const at::Tensor& grad_cell, const at::Tensor& new_cell,
-    const at::Tensor& gates, const at::Tensor& input, const at::Tensor& weights,
-    const at::Tensor& old_h) {
-  static auto op = find("lltm::backward", backward);
-  return op.call(grad_h, grad_cell, new_cell, gates, input, weights, old_h);
-}
 
 void check_forward(
     const at::Tensor& input, const at::Tensor& weights, const at::Tensor& bias,
@@ -84,8 +56,8 @@ void check_backward(
   check(op, "old_h", old_h, input, {batch, state_size});
 }
 
-void trace(const char* dispatch_key, const char* operator_name) {
-  static const bool on = std::getenv("LLTM_TRACE") != nullptr;
+void log_call(const char* dispatch_key, const char* operator_name) {
+  static const bool on = std::getenv("LLTM_LOG_CALLS") != nullptr;
   if (on) {
     std::cout << dispatch_key << ": " << operator_name << std::endl;
   }

@@ -13,20 +13,6 @@ using StateAndGates = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 // d_input, d_weights, d_bias, d_old_h, d_old_cell
 using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
-// These three call the operators through the dispatcher, as every caller does.
-State forward(
-    const at::Tensor& input, const at::Tensor& weights, const at::Tensor& bias,
-    const at::Tensor& old_h, const at::Tensor& old_cell);
-
-StateAndGates forward_with_gates(
-    const at::Tensor& input, const at::Tensor& weights, const at::Tensor& bias,
-    const at::Tensor& old_h, const at::Tensor& old_cell);
-
-Gradients backward(
-    const at::Tensor& grad_h, const at::Tensor& grad_cell, const at::Tensor& new_cell,
-    const at::Tensor& gates, const at::Tensor& input, const at::Tensor& weights,
-    const at::Tensor& old_h);
-
 // Every kernel of the forward operators calls this first.
 void check_forward(
     const at::Tensor& input, const at::Tensor& weights, const at::Tensor& bias,
@@ -38,7 +24,7 @@ void check_backward(
     const at::Tensor& gates, const at::Tensor& input, const at::Tensor& weights,
     const at::Tensor& old_h);
 
-// Every kernel calls this, too. It prints its arguments if LLTM_TRACE is set.
-void trace(const char* dispatch_key, const char* operator_name);
+// Every kernel calls this, too. It prints its arguments if LLTM_LOG_CALLS is set.
+void log_call(const char* dispatch_key, const char* operator_name);
 
 } // namespace lltm

@@ -16,13 +16,14 @@ namespace {
 lltm::StateAndGates forward_with_gates_kernel(
     const at::Tensor& input, const at::Tensor& weights, const at::Tensor& bias,
     const at::Tensor& old_h, const at::Tensor& old_cell) {
-  lltm::trace("CPU", "forward");
+  lltm::log_call("CPU", "forward");
   lltm::check_forward(input, weights, bias, old_h, old_cell);
   auto pre_activations = at::linear(at::cat({old_h, input}, 1), weights, bias).chunk(3, 1);
   auto i = at::sigmoid(pre_activations[0]);
   auto o = at::sigmoid(pre_activations[1]);
   auto g = at::elu(pre_activations[2]);
-  auto new_cell = old_cell + g * i;
+  // Contiguous, whatever the strides of old_cell: chapter 5 needs to know the strides of a result.
+  auto new_cell = (old_cell + g * i).contiguous();
   return {at::tanh(new_cell) * o, new_cell, at::cat({i, o, g}, 1)};
 }
 
@@ -37,12 +38,12 @@ lltm::Gradients backward_kernel(
     const at::Tensor& grad_h, const at::Tensor& grad_cell, const at::Tensor& new_cell,
     const at::Tensor& gates, const at::Tensor& input, const at::Tensor& weights,
     const at::Tensor& old_h) {
-  lltm::trace("CPU", "backward");
+  lltm::log_call("CPU", "backward");
   lltm::check_backward(grad_h, grad_cell, new_cell, gates, input, weights, old_h);
   auto chunks = gates.chunk(3, 1);
   auto i = chunks[0], o = chunks[1], g = chunks[2];
   auto t = at::tanh(new_cell);
-  auto d_old_cell = grad_cell + grad_h * o * (1 - t * t);
+  auto d_old_cell = (grad_cell + grad_h * o * (1 - t * t)).contiguous();
   auto d_i = d_old_cell * g * i * (1 - i);
   auto d_o = grad_h * t * o * (1 - o);
   // elu(x) = exp(x) - 1 below 0, so its derivative there is elu(x) + 1.

@@ -12,7 +12,7 @@ at::Tensor empty(const at::Tensor& like, c10::SymIntArrayRef sizes) {
 lltm::StateAndGates forward_with_gates_meta(
     const at::Tensor& input, const at::Tensor& weights, const at::Tensor& bias,
     const at::Tensor& old_h, const at::Tensor& old_cell) {
-  lltm::trace("Meta", "forward");
+  lltm::log_call("Meta", "forward");
   lltm::check_forward(input, weights, bias, old_h, old_cell);
   auto sizes = old_h.sym_sizes();
   auto gates = empty(input, {old_h.sym_size(0), weights.sym_size(0)});
@@ -30,7 +30,7 @@ lltm::Gradients backward_meta(
     const at::Tensor& grad_h, const at::Tensor& grad_cell, const at::Tensor& new_cell,
     const at::Tensor& gates, const at::Tensor& input, const at::Tensor& weights,
     const at::Tensor& old_h) {
-  lltm::trace("Meta", "backward");
+  lltm::log_call("Meta", "backward");
   lltm::check_backward(grad_h, grad_cell, new_cell, gates, input, weights, old_h);
   return {
       empty(input, input.sym_sizes()), empty(input, weights.sym_sizes()),

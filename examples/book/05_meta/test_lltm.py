@@ -26,10 +26,19 @@ def test_exports_for_any_batch():
     torch.testing.assert_close(program.module()(*inputs), reference(*inputs))
 
 
-def test_opcheck():
-    inputs = sample_inputs(requires_grad=True)
+@pytest.mark.parametrize("batch", [0, 4])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_opcheck(transposed, batch):
+    inputs = sample_inputs(batch)
+    if transposed:
+        inputs = [tensor.t().contiguous().t() for tensor in inputs]
+    input, weights, _, old_h, _ = inputs
+    torch.library.opcheck(torch.ops.lltm.forward, inputs)
+    _, new_cell, gates = torch.ops.lltm._forward_with_gates(*inputs)
+    saved = new_cell, gates, input, weights, old_h
+    torch.library.opcheck(torch.ops.lltm.backward, (old_h, old_h, *saved))
+    inputs = [tensor.requires_grad_() for tensor in inputs]
     torch.library.opcheck(torch.ops.lltm._forward_with_gates, inputs)
-    torch.library.opcheck(torch.ops.lltm.forward, sample_inputs())
 
 
 def test_meta_refuses_what_the_kernel_refuses():

@@ -4,7 +4,7 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "lltm.h"
+#include "lltm_call.h"
 #include "lltm_formula.h"
 
 namespace lltm {
@@ -19,8 +19,8 @@ struct Function : torch::autograd::Function<Function> {
   static Tensors forward(
       Context* context, const at::Tensor& input, const at::Tensor& weights, const at::Tensor& bias,
       const at::Tensor& old_h, const at::Tensor& old_cell) {
-    trace("Autograd", "forward");
-    // The same operator again, below autograd: else this function would call itself.
+    log_call("Autograd", "forward");
+    // Below autograd: it records this Function, and nothing that the kernel calls.
     at::AutoDispatchBelowADInplaceOrView guard;
     auto [new_h, new_cell, gates] = forward_with_gates(input, weights, bias, old_h, old_cell);
     context->save_for_backward({input, weights, bias, old_h, old_cell, new_cell, gates});
@@ -28,7 +28,7 @@ struct Function : torch::autograd::Function<Function> {
   }
 
   static Tensors backward(Context* context, const Tensors& grads) {
-    trace("Autograd", "backward");
+    log_call("Autograd", "backward");
     auto saved = context->get_saved_variables();
     auto input = saved[0], weights = saved[1], old_h = saved[3];
     auto grad = [&](int64_t k) { return grads[k].defined() ? grads[k] : at::zeros_like(old_h); };

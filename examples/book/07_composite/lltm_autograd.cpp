@@ -6,7 +6,8 @@
 
 namespace {
 
-// torch::autograd::Function has no rule for either of the two, and raises.
+// A transform of torch.func or a tangent of forward-mode AD: torch::autograd::Function has no rule
+// for them, and raises.
 bool is_transformed(at::TensorList arguments) {
   auto keys = c10::impl::tls_local_dispatch_key_set().included_;
   bool transformed = keys.has(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
@@ -21,7 +22,7 @@ lltm::State forward_autograd(
     const at::Tensor& old_h, const at::Tensor& old_cell) {
   std::array<at::Tensor, 5> arguments{input, weights, bias, old_h, old_cell};
   if (is_transformed(arguments)) {
-    lltm::trace("Autograd", "forward, transformed");
+    lltm::log_call("Autograd", "forward, transformed");
     lltm::check_forward(input, weights, bias, old_h, old_cell);
     return lltm::formula(input, weights, bias, old_h, old_cell);
   }

@@ -7,7 +7,7 @@ namespace {
 lltm::State forward_composite(
     const at::Tensor& input, const at::Tensor& weights, const at::Tensor& bias,
     const at::Tensor& old_h, const at::Tensor& old_cell) {
-  lltm::trace("FuncTorchBatched", "forward");
+  lltm::log_call("FuncTorchBatched", "forward");
   lltm::check_forward(input, weights, bias, old_h, old_cell);
   return lltm::formula(input, weights, bias, old_h, old_cell);
 }

@@ -51,10 +51,12 @@ def test_gradients_of_each_row():
     torch.testing.assert_close(ours, expected)
 
 
-def test_training_takes_the_kernels():
+@pytest.mark.parametrize("step", [lltm.forward, torch.compile(lltm.forward, fullgraph=True)])
+def test_training_takes_the_kernels(step):
     """The formula is for transforms only."""
     inputs = sample_inputs(requires_grad=True)
+    step(*inputs)
     with torch.profiler.profile() as profiler:
-        torch.autograd.grad(loss(lltm.forward)(*inputs), inputs)
+        torch.autograd.grad(loss(step)(*inputs), inputs)
     names = {event.name for event in profiler.events()}
     assert {"lltm::_forward_with_gates", "lltm::backward"} <= names

@@ -17,8 +17,8 @@ forward = torch.ops.lltm.forward
 
 
 def print_trace() -> None:
-    """Every kernel prints its key once LLTM_TRACE is set."""
-    os.environ["LLTM_TRACE"] = "1"
+    """Every kernel prints its key once LLTM_LOG_CALLS is set."""
+    os.environ["LLTM_LOG_CALLS"] = "1"
     shapes = (4, 3), (15, 8), (15,), (4, 5), (4, 5)
     inputs = [torch.randn(shape, requires_grad=True) for shape in shapes]
     print("Training under autocast", flush=True)

@@ -1,14 +1,14 @@
 #include <ATen/autocast_mode.h>
 #include <torch/library.h>
 
-#include "lltm.h"
+#include "lltm_call.h"
 
 namespace {
 
 lltm::State forward_autocast(
     const at::Tensor& input, const at::Tensor& weights, const at::Tensor& bias,
     const at::Tensor& old_h, const at::Tensor& old_cell) {
-  lltm::trace("Autocast", "forward");
+  lltm::log_call("Autocast", "forward");
   // Off from here on: else the call below would come back to this function.
   c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   auto device = input.device().type();

@@ -24,7 +24,7 @@ constexpr auto for_each_unit = [](int64_t batch, int64_t state_size, auto f) {
 lltm::StateAndGates forward_with_gates_cpu(
     const at::Tensor& input, const at::Tensor& weights, const at::Tensor& bias,
     const at::Tensor& old_h, const at::Tensor& old_cell) {
-  lltm::trace("CPU", "forward");
+  lltm::log_call("CPU", "forward");
   lltm::check_forward(input, weights, bias, old_h, old_cell);
   return lltm::forward_with_gates_kernel(for_each_unit, input, weights, bias, old_h, old_cell);
 }
@@ -40,7 +40,7 @@ lltm::Gradients backward_cpu(
     const at::Tensor& grad_h, const at::Tensor& grad_cell, const at::Tensor& new_cell,
     const at::Tensor& gates, const at::Tensor& input, const at::Tensor& weights,
     const at::Tensor& old_h) {
-  lltm::trace("CPU", "backward");
+  lltm::log_call("CPU", "backward");
   lltm::check_backward(grad_h, grad_cell, new_cell, gates, input, weights, old_h);
   return lltm::backward_kernel(
       for_each_unit, grad_h, grad_cell, new_cell, gates, input, weights, old_h);

@@ -37,7 +37,7 @@ constexpr auto for_each_unit = [](int64_t batch, int64_t state_size, auto f) {
 lltm::StateAndGates forward_with_gates_cuda(
     const at::Tensor& input, const at::Tensor& weights, const at::Tensor& bias,
     const at::Tensor& old_h, const at::Tensor& old_cell) {
-  lltm::trace("CUDA", "forward");
+  lltm::log_call("CUDA", "forward");
   lltm::check_forward(input, weights, bias, old_h, old_cell);
   // The tensors need not be on the current device.
   c10::cuda::CUDAGuard guard(input.device());
@@ -55,7 +55,7 @@ lltm::Gradients backward_cuda(
     const at::Tensor& grad_h, const at::Tensor& grad_cell, const at::Tensor& new_cell,
     const at::Tensor& gates, const at::Tensor& input, const at::Tensor& weights,
     const at::Tensor& old_h) {
-  lltm::trace("CUDA", "backward");
+  lltm::log_call("CUDA", "backward");
   lltm::check_backward(grad_h, grad_cell, new_cell, gates, input, weights, old_h);
   c10::cuda::CUDAGuard guard(input.device());
   return lltm::backward_kernel(
