@@ -2,6 +2,7 @@
 last the program of the chapter, if it has something to print."""
 
 import argparse
+import fcntl
 import os
 import subprocess
 import sys
@@ -9,8 +10,7 @@ from pathlib import Path
 
 BOOK = Path(__file__).parent
 CHAPTERS = sorted(path.parent for path in BOOK.glob("*/test_lltm.py"))
-
-
+EXTENSIONS = BOOK.parent.parent / "build" / "book" / "extensions"
 PYTEST = ["-m", "pytest", "-qx", "--tb=short", "--show-capture=no", "--disable-warnings"]
 
 
@@ -18,13 +18,20 @@ def run(code: Path | None, *arguments: str | Path) -> subprocess.CompletedProces
     """Runs Python; `import lltm` finds the code of the folder that is given."""
     path = [str(folder) for folder in (code, BOOK) if folder]
     path += filter(None, [os.environ.get("PYTHONPATH")])
-    return subprocess.run(
-        [sys.executable, *arguments],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    paths = {"PYTHONPATH": os.pathsep.join(path), "TORCH_EXTENSIONS_DIR": str(EXTENSIONS)}
+    EXTENSIONS.mkdir(parents=True, exist_ok=True)
+    with open(EXTENSIONS / "running", "w") as running:
+        fcntl.flock(running, fcntl.LOCK_EX)
+        # A build that was killed leaves its lock, and the next one would wait for it without end.
+        for lock in EXTENSIONS.glob("*/lock"):
+            lock.unlink()
+        return subprocess.run(
+            [sys.executable, *arguments],
+            env=os.environ | paths,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
 
 
 def test(chapter: Path, code: Path | None) -> subprocess.CompletedProcess[str]:
