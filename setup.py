@@ -3,7 +3,7 @@ import runpy
 from setuptools import setup
 
 try:
-    from torch.utils.cpp_extension import BuildExtension
+    from torch.utils import cpp_extension
 except ModuleNotFoundError:
     raise SystemExit(
         "lltm_ops is compiled against the torch it will run with, and there is none here: install "
@@ -12,6 +12,16 @@ except ModuleNotFoundError:
 
 # By its path: importing the package would load the library that is being built.
 extension_file = runpy.run_path("lltm_ops/_extension.py")
+# A folder of objects for each torch, so that environments can share a checkout.
+build_folder = f"build/{extension_file['library_name']()}"
+
+
+class BuildExtension(cpp_extension.BuildExtension):
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        # An editable install would compile in a temporary folder, and everything anew each time.
+        self.build_temp = f"{build_folder}/objects"
+
 
 setup(
     ext_modules=[extension_file["extension"]()],
@@ -19,8 +29,7 @@ setup(
     install_requires=[f"torch=={extension_file['torch_minor']()}.*"],
     cmdclass={"build_ext": BuildExtension},
     options={
-        # A folder of objects for each torch, so that environments can share a checkout.
-        "build": {"build_base": f"build/{extension_file['library_name']()}"},
+        "build": {"build_base": build_folder},
         "bdist_wheel": {
             "py_limited_api": "cp310",
             "build_number": extension_file["wheel_build_tag"](),
