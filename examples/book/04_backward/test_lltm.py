@@ -31,6 +31,17 @@ def test_gradients_are_those_of_the_formulas():
     torch.testing.assert_close(ours, expected)
 
 
+def test_gradient_where_the_branches_of_the_elu_meet():
+    input, weights, bias, *state = sample_inputs()
+    inputs = [input, weights.zero_(), bias.zero_(), *state]
+    inputs = [tensor.requires_grad_() for tensor in inputs]
+    ours, expected = (
+        torch.autograd.grad(sum(map(torch.norm, step(*inputs))), inputs)
+        for step in (lltm.forward, reference)
+    )
+    torch.testing.assert_close(ours, expected)
+
+
 @torch.library.custom_op("book::wrong", mutates_args=())
 def wrong(
     input: torch.Tensor,

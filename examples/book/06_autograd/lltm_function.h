@@ -31,10 +31,9 @@ struct Function : torch::autograd::Function<Function> {
     log_call("Autograd", "backward");
     auto saved = context->get_saved_variables();
     auto input = saved[0], weights = saved[1], old_h = saved[3];
-    auto grad = [&](int64_t k) { return grads[k].defined() ? grads[k] : at::zeros_like(old_h); };
     if (!at::GradMode::is_enabled()) {
       auto [d_input, d_weights, d_bias, d_old_h, d_old_cell] =
-          lltm::backward(grad(0), grad(1), saved[5], saved[6], input, weights, old_h);
+          lltm::backward(grads[0], grads[1], saved[5], saved[6], input, weights, old_h);
       return {d_input, d_weights, d_bias, d_old_h, d_old_cell};
     }
     // Somebody will differentiate this gradient. To autograd the saved gates are constants, so a
@@ -45,7 +44,7 @@ struct Function : torch::autograd::Function<Function> {
       return tensor.requires_grad();
     });
     auto computed = torch::autograd::grad(
-        {new_h, new_cell}, needed, {grad(0), grad(1)},
+        {new_h, new_cell}, needed, {grads[0], grads[1]},
         /*retain_graph=*/true,
         /*create_graph=*/true);
     for (size_t k = 0, next = 0; k < gradients.size(); ++k) {

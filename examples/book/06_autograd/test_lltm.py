@@ -26,7 +26,7 @@ def test_gradients():
 
 
 def test_one_output_alone():
-    """The gradient of the output that the loss leaves out is undefined."""
+    """The gradient of the output that the loss leaves out is zero."""
     for used in (0, 1):
         inputs = sample_inputs(requires_grad=True)
         ours, expected = (

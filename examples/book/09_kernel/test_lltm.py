@@ -39,6 +39,16 @@ def test_any_strides(layout, argument):
     torch.testing.assert_close(lltm.forward(*inputs), reference(*inputs))
 
 
+@pytest.mark.parametrize("argument", range(7))
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_any_strides_of_backward(layout, argument):
+    input, weights, _, old_h, new_cell = sample_inputs()
+    arguments = [old_h, new_cell, new_cell, old_h.repeat(1, 3), input, weights, old_h]
+    arguments[argument] = LAYOUTS[layout](arguments[argument])
+    expected = torch.ops.lltm.backward(*map(torch.Tensor.contiguous, arguments))
+    torch.testing.assert_close(torch.ops.lltm.backward(*arguments), expected)
+
+
 @pytest.mark.parametrize("batch", [0, 1, 500])
 @pytest.mark.parametrize("state_size", [0, 1, 67])
 def test_sizes(batch, state_size):
