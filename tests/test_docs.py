@@ -94,6 +94,7 @@ def test_no_other_kind_of_block(page):
 @each_page
 def test_links_lead_somewhere(page):
     prose = re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.M | re.S)
+    prose = re.sub(r"`[^`\n]+`", "", prose)  # a lambda of C++ looks like a link
     targets = re.findall(r"\]\(([^)#]+)\)", prose)
     missing = [t for t in targets if not t.startswith("http") and not (page.parent / t).exists()]
     assert not missing
