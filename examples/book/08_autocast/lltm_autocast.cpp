@@ -8,10 +8,10 @@ namespace {
 lltm::State forward_autocast(
     const at::Tensor& input, const at::Tensor& weights, const at::Tensor& bias,
     const at::Tensor& old_h, const at::Tensor& old_cell) {
-  lltm::log_call("Autocast", "forward");
+  auto device = input.device().type();
+  lltm::log_call(device == at::kCPU ? "AutocastCPU" : "Autocast", "forward");
   // Off from here on: else the call below would come back to this function.
   c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  auto device = input.device().type();
   auto cast = [&](const at::Tensor& tensor) {
     return at::autocast::cached_cast(at::autocast::get_autocast_dtype(device), tensor, device);
   };

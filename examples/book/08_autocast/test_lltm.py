@@ -22,13 +22,28 @@ def test_autocast():
     torch.testing.assert_close(*gradients, **tolerances)
 
 
+def test_the_layer_before_returns_bfloat16():
+    input, *rest = sample_inputs(dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        new_h, _ = lltm.forward(input.bfloat16(), *rest)
+    assert new_h.dtype == torch.bfloat16
+
+
+def test_vmap_changes_the_dtype():
+    """Its key comes first: the formula runs, and a sum with a float32 state is float32."""
+    inputs = [tensor[None] for tensor in sample_inputs(dtype=torch.float32)]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        new_h, new_cell = torch.vmap(lltm.forward)(*inputs)
+    assert (new_h.dtype, new_cell.dtype) == (torch.float32, torch.float32)
+
+
 def test_order_of_the_keys():
     """The trace of a process of its own: the variable is read once."""
     program = str(Path(lltm.__file__))
     printed = subprocess.run([sys.executable, program], capture_output=True, text=True, check=True)
     training = printed.stdout.split("Training under autocast\n")[1].split("vmap")[0]
     assert training.splitlines() == [
-        "Autocast: forward",
+        "AutocastCPU: forward",
         "Autograd: forward",
         "CPU: forward",
         "Autograd: backward",
