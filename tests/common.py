@@ -37,7 +37,7 @@ each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 # (batch, input_features, state_size): ordinary, one of each, empty, odd, wider than a vector or a
 # block of threads; then what takes the CPU's products through each of their paths: few rows of the
 # batch and many, pairs of bfloat16 or not, more than one block of every dimension, and its rest;
-# rows of weights that are 4 KiB long.
+# rows of weights that are a multiple of 4 KiB long.
 SHAPES = [
     (3, 5, 4),
     (1, 1, 1),
@@ -50,7 +50,8 @@ SHAPES = [
     (47, 300, 70),
     (300, 8, 64),
     (70, 334, 202),
-    (20, 1000, 24),
+    (20, 3048, 24),
+    (2100, 3, 8),
 ]
 each_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 

@@ -66,8 +66,11 @@ inline int64_t grain_size(int64_t nanoseconds_per_task) {
 // Terms of one chain of additions. So few keep the error below twice that of
 // PyTorch's products; a chain of 768 has 2.5 times their error. With 512 the
 // cell at 256x1024x1024 and sequences take 2 % less time than with 256, on
-// Zen 4.
-constexpr int64_t kMaxK = 512;
+// Zen 4. In bfloat16 the rounding of inputs and results is larger than the
+// error of any chain. There, on the Xeon, 2048 in place of 512 save 9 % at
+// 256x1024x1024, 17 % at 32x1024x1024, and cost 3 % at 512x512x512.
+template <typename gemm_t>
+constexpr int64_t kMaxK = sizeof(gemm_t) == 2 ? 2048 : 512;
 // Rows of C in a call: few sizes, for oneDNN generates a kernel for each.
 constexpr int64_t kMaxRowsOfACall = 128;
 // Up to so many rows of A, vectors of our own stream B faster: at 210 GB/s from
@@ -105,6 +108,8 @@ constexpr int64_t kDotRows = 24;
 // 96 % of the roof on Zen 4 (32: 80), and 95 on the Xeon (89); elsewhere they
 // are within 2 %.
 constexpr int64_t kPanelWidth = 64;
+// Features of a panel that are packed as one task.
+constexpr int64_t kPackedFeatures = 512;
 // Rows of weights that a call multiplies with one panel. With up to 32 columns
 // oneDNN reads some 12 rows side by side, and if they collide in a cache of 8
 // ways, calls of few rows lose less: 32x512x512 on Zen 4 reaches 92 % of the
@@ -187,10 +192,12 @@ constexpr int64_t block_in_turn(int64_t step, int64_t i, int64_t blocks) {
 // to the rows that they are multiplied with: with AVX-512, 64x64x256x512 takes
 // 7 % less time with one vector than with two on the Xeon, 3 % less on Zen 4,
 // and 20x64x1024x1024 takes 12 % less on Zen 4. One vector is slower by 15 %
-// with AVX2, and for gates of few rows. Not measured on Zen 5.
-inline int64_t vectors_of_a_block(int64_t batch) {
+// with AVX2, and for gates of few rows. Not measured on Zen 5. Weights in
+// bfloat16 take half the room, and their gates are computed in whole registers
+// of 32 elements: there, two vectors take 4 to 19 % less time on the Xeon.
+inline int64_t vectors_of_a_block(int64_t batch, int64_t element_size) {
   static const bool one_is_faster = at::get_cpu_capability() == "AVX512";
-  return one_is_faster && batch >= 16 ? 1 : 2;
+  return one_is_faster && batch >= 16 && element_size >= 4 ? 1 : 2;
 }
 
 // Rows of the batch that each thread must have to take all weights by itself:

@@ -142,11 +142,11 @@ class BackwardWeights {
     const auto size_m = std::min(block_rows_, rows_ - row);
     const auto size_n = std::min(width_, features_ - column);
     auto* C = d_weights_ + row * features_ + column;
-    for (int64_t k = 0; k < batch_; k += kMaxK) {
+    for (int64_t k = 0; k < batch_; k += kMaxK<gemm_t>) {
       gemm<gemm_t>(
           size_m,
           size_n,
-          std::min(kMaxK, batch_ - k),
+          std::min(kMaxK<gemm_t>, batch_ - k),
           d_gates_.block(k) + row * d_gates_.ld(k),
           d_gates_.ld(k),
           packed_.data() + column * batch_ + k * width_,
@@ -198,7 +198,7 @@ class BackwardColumns {
         grain_size(2 * sizes_.batch * kColumns * size_k_ / kFlopPerNanosecond),
         [&](int64_t begin, int64_t end) {
           Products<scalar_t> products(sizes_.batch, kColumns);
-          const Scratch<gemm_t> packed(kPacks ? kMaxK * kColumns : 0);
+          const Scratch<gemm_t> packed(kPacks ? kMaxK<gemm_t> * kColumns : 0);
           for (int64_t block = begin; block < end; ++block) {
             one_block(block * kColumns, products, packed.data());
           }
@@ -216,8 +216,8 @@ class BackwardColumns {
     const auto size_n = std::min(kColumns, columns_ - column);
     auto* C = d_X_ + column;
     const auto ldc = products.ld(columns_);
-    for (int64_t k = 0; k < size_k_; k += kMaxK) {
-      const auto size_k = std::min(kMaxK, size_k_ - k);
+    for (int64_t k = 0; k < size_k_; k += kMaxK<gemm_t>) {
+      const auto size_k = std::min(kMaxK<gemm_t>, size_k_ - k);
       const auto* B = block_weights(k, size_k, column, size_n, packed);
       for (int64_t row = 0, rows = 0; row < sizes_.batch; row += rows) {
         rows = rows_of_block(sizes_.batch - row);

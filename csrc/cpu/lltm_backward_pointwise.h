@@ -39,7 +39,7 @@ struct GateGradients {
   }
 
   int64_t ld(int64_t first_row) const {
-    return std::min(kMaxK, batch - first_row);
+    return std::min(kMaxK<gemm_t>, batch - first_row);
   }
 
   // What lies beyond the units of rows, and beyond the batch of columns.
@@ -47,7 +47,7 @@ struct GateGradients {
     for (int64_t row = 0; rows != nullptr && row < size; ++row) {
       std::fill_n(rows + row * ld_rows + units, ld_rows - units, gemm_t(0));
     }
-    const auto last = (size - 1) / kMaxK * kMaxK;
+    const auto last = (size - 1) / kMaxK<gemm_t> * kMaxK<gemm_t>;
     for (int64_t unit = 0; columns != nullptr && unit < units; ++unit) {
       auto* end = block(last) + unit * ld(last) + size - last;
       std::fill_n(end, batch - size, gemm_t(0));
@@ -105,7 +105,7 @@ struct BackwardBlock {
           d_gates.ld_rows}(0, rows);
     }
     if (d_gates.columns != nullptr) {
-      const auto first = first_row / kMaxK * kMaxK;
+      const auto first = first_row / kMaxK<gemm_t> * kMaxK<gemm_t>;
       const auto ld = d_gates.ld(first);
       auto* to = d_gates.block(first) + first_unit * ld + first_row - first;
       transpose(block, 3 * kBlock, rows, units, to, ld);
@@ -198,10 +198,10 @@ struct SumColumns {
   C10_ALWAYS_INLINE void operator()(int64_t begin, int64_t end) const {
     for (int64_t unit = begin; unit < end; ++unit) {
       opmath_t total = accumulate ? load(d_bias[unit]) : opmath_t(0);
-      for (int64_t row = 0; row < batch; row += kMaxK) {
+      for (int64_t row = 0; row < batch; row += kMaxK<gemm_t>) {
         total +=
             sum(d_gates.block(row) + unit * d_gates.ld(row),
-                std::min(kMaxK, batch - row));
+                std::min(kMaxK<gemm_t>, batch - row));
       }
       store(total, d_bias[unit]);
     }

@@ -69,7 +69,8 @@ class ForwardGemm {
           const Scratch<opmath_t> products(
               3 * units_ * kPanelWidth * (panels_per_task_ + 1) +
               kVector * 2 * kPanelWidth);
-          const Scratch<gemm_t> converted(kConverts ? 3 * units_ * kMaxK : 0);
+          const Scratch<gemm_t> converted(
+              kConverts ? 3 * units_ * kMaxK<gemm_t> : 0);
           for (int64_t task = begin; task < end; ++task) {
             one_block(
                 task / panel_blocks * units_,
@@ -116,9 +117,9 @@ class ForwardGemm {
 
   // [old_h, input].T in panels [features, width].
   void pack() {
-    const auto chunks = (features_ + kMaxK - 1) / kMaxK;
+    const auto chunks = (features_ + kPackedFeatures - 1) / kPackedFeatures;
     const auto nanoseconds =
-        std::min(features_, kMaxK) * width(0) / kPackedPerNanosecond;
+        std::min(features_, kPackedFeatures) * width(0) / kPackedPerNanosecond;
     at::parallel_for(
         0,
         panels_ * chunks,
@@ -126,8 +127,8 @@ class ForwardGemm {
         [&](int64_t begin, int64_t end) {
           for (int64_t task = begin; task < end; ++task) {
             const auto panel = task / chunks;
-            const auto first = task % chunks * kMaxK;
-            const auto last = std::min(first + kMaxK, features_);
+            const auto first = task % chunks * kPackedFeatures;
+            const auto last = std::min(first + kPackedFeatures, features_);
             pack(panel, first, last, a_.old_h, 0, a_.state_size);
             pack(
                 panel, first, last, a_.input, a_.state_size, a_.input_features);
@@ -170,8 +171,8 @@ class ForwardGemm {
     const auto end_panel = std::min(panels_, first_panel + panels_per_task_);
     // The rows of the gates follow one another where a block has all units.
     const auto gates = units == a_.state_size ? 3 : 1;
-    for (int64_t k = 0; k < features_; k += kMaxK) {
-      const auto size_k = std::min(kMaxK, features_ - k);
+    for (int64_t k = 0; k < features_; k += kMaxK<gemm_t>) {
+      const auto size_k = std::min(kMaxK<gemm_t>, features_ - k);
       for (int64_t gate = 0; gate < 3; gate += gates) {
         const auto* weights =
             a_.weights + (gate * a_.state_size + first_unit) * features_ + k;

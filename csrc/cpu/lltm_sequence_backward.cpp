@@ -231,7 +231,7 @@ class SequenceBackwardRecurrence {
       const auto i = panels.begin + block_in_turn(step, j, panels.size());
       const auto unit = i * width_;
       const auto units = std::min(width_, a_.state_size - unit);
-      for (int64_t k = 0; k < size_k_; k += kMaxK) {
+      for (int64_t k = 0; k < size_k_; k += kMaxK<gemm_t>) {
         const gemm_t* B = nullptr;
         if (packs_) {
           B = panel(i) + k * width_;
@@ -241,7 +241,7 @@ class SequenceBackwardRecurrence {
         gemm_of_rows<gemm_t>(
             rows.size(),
             units,
-            std::min(kMaxK, size_k_ - k),
+            std::min(kMaxK<gemm_t>, size_k_ - k),
             d_gates + rows.begin * size_k_ + k,
             size_k_,
             B,
@@ -410,7 +410,7 @@ class SequenceBackward {
         [&](int64_t begin, int64_t end) {
           for (int64_t i = begin; i < end; ++i) {
             const auto row = i * kVector;
-            const auto first = row / kMaxK * kMaxK;
+            const auto first = row / kMaxK<gemm_t> * kMaxK<gemm_t>;
             const auto ld = d_gates.ld(first);
             const auto count = std::min(kVector, chunk.rows - row);
             vectorized<PackTransposed<gemm_t, gemm_t>>()(

@@ -98,7 +98,7 @@ class SequenceForward {
   // One vector where padding to more costs more than they gain.
   int64_t units_per_block() const {
     const auto size = a_.state_size;
-    const auto units = kVector * vectors_of_a_block(a_.batch);
+    const auto units = kVector * vectors_of_a_block(a_.batch, sizeof(gemm_t));
     const auto padding = round_up(size, units) - round_up(size, kVector);
     return 8 * padding > size ? kVector : units;
   }
@@ -235,11 +235,11 @@ class SequenceForward {
         return;
       }
     }
-    for (int64_t k = 0; k < size_k; k += kMaxK) {
+    for (int64_t k = 0; k < size_k; k += kMaxK<gemm_t>) {
       gemm_of_rows<gemm_t>(
           rows,
           width_,
-          std::min(kMaxK, size_k - k),
+          std::min(kMaxK<gemm_t>, size_k - k),
           A + k,
           size_k,
           packed(block, first_feature + k),
