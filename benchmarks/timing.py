@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import platform
@@ -19,6 +20,9 @@ from torch.utils.cpp_extension import load
 import lltm_ops
 
 HERE = Path(__file__).parent
+# Of glibc's malloc.h.
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
 
 
 def cuda_timer() -> Callable[[], float]:
@@ -36,12 +40,14 @@ def cuda_timer() -> Callable[[], float]:
 
 
 def settle_allocator() -> None:
-    """Makes timings those of a process that has run for a while.
+    """Lets glibc keep memory instead of giving it back to the system after some calls.
 
-    Until it has freed a block about as large, of 32 MiB at most, glibc gives memory back to the
-    system, and the next call pays for its pages.
+    The next call would pay for its pages anew. Blocks of more than 32 MiB go back nevertheless.
     """
-    torch.empty((32 << 20) - (1 << 16), dtype=torch.uint8)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, 32 << 20)
+        mallopt(M_TRIM_THRESHOLD, 1 << 30)
 
 
 def medians(

@@ -179,7 +179,16 @@ def test_results_are_the_same_from_run_to_run(device, operator, shape):
 @pytest.mark.parametrize(
     ("operator", "shape"),
     [
-        *itertools.product([CELL], [(1, 4, 900, 800), (1, 300, 80, 640)]),
+        *itertools.product(
+            [CELL],
+            [
+                (1, 4, 900, 800),
+                (1, 300, 80, 640),
+                (1, 6, 500, 130),
+                (1, 260, 90, 130),
+                (1, 300, 9, 7),
+            ],
+        ),
         *itertools.product(
             [Operator(("padded", False, True)), Operator(("packed", False, True))],
             [(40, 1, 256, 512), (40, 2, 64, 1100), (30, 40, 64, 130), (6, 3, 100, 400)],
@@ -191,7 +200,7 @@ def test_results_do_not_depend_on_the_number_of_threads(operator, shape):
     threads = torch.get_num_threads()
     results = []
     try:
-        for count in (1, 2, 3, 7):
+        for count in (1, 2, 3, 7, 40):
             torch.set_num_threads(count)
             inputs = operator.inputs(shape=shape, requires_grad=True)
             results.append(outputs_and_gradients(operator, inputs))

@@ -51,11 +51,9 @@ class Products {
   Scratch<opmath_t> scratch_;
 };
 
-// d_weights = d_gates.T @ [old_h, input]. [old_h, input] is packed into panels
-// of its columns. For few rows of the batch there is one panel, so that whole
-// rows of d_weights are written one after the other: each result is then a sum
-// of few terms. out_t is scalar_t, or opmath_t where results are summed up
-// further.
+// d_weights = d_gates.T @ [old_h, input], in blocks of about the same size.
+// [old_h, input] is packed into panels of its columns. out_t is scalar_t, or
+// opmath_t where results are summed up further.
 template <typename scalar_t, typename gemm_t, typename out_t>
 class BackwardWeights {
  public:
@@ -73,8 +71,10 @@ class BackwardWeights {
         input_(input),
         d_weights_(d_weights),
         accumulate_(accumulate),
-        width_(is_narrow() ? round_up(features_, kVector) : kWeightsPanel),
-        block_rows_(is_narrow() ? kNarrowBlockRows : kWeightsBlockRows),
+        width_(round_up(
+            equal_parts(features_, weights_panel(batch_, sizeof(gemm_t))),
+            kVector)),
+        block_rows_(equal_parts(rows_, kWeightsBlock / width_)),
         panels_((features_ + width_ - 1) / width_),
         packed_(panels_ * width_ * batch_) {}
 
@@ -102,8 +102,10 @@ class BackwardWeights {
  private:
   static constexpr auto kPairs = kPair<gemm_t>;
 
-  bool is_narrow() const {
-    return sizes_.batch < kNarrowBatch;
+  // The size of each part, if there are as few as possible.
+  static int64_t equal_parts(int64_t size, int64_t most) {
+    const auto parts = std::max<int64_t>(1, (size + most - 1) / most);
+    return (size + parts - 1) / parts;
   }
 
   void pack() {

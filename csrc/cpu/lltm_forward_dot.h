@@ -21,23 +21,25 @@ template <typename scalar_t>
 class ForwardDot {
  public:
   explicit ForwardDot(const ForwardPointers<scalar_t>& pointers)
-      : a_(pointers), x_(a_.batch * features_) {}
+      : a_(pointers),
+        units_(units_of_a_block(a_.state_size, kDotUnits)),
+        x_(a_.batch * features_) {}
 
   void run() {
     convert(a_.old_h, a_.state_size, 0);
     convert(a_.input, a_.input_features, a_.state_size);
-    const auto bytes = 3 * kDotUnits * features_ * int64_t(sizeof(scalar_t));
+    const auto bytes = 3 * units_ * features_ * int64_t(sizeof(scalar_t));
     const auto nanoseconds =
         bytes / kBytesPerNanosecond + a_.batch * bytes / 2 / kFlopPerNanosecond;
     at::parallel_for(
         0,
-        (a_.state_size + kDotUnits - 1) / kDotUnits,
+        (a_.state_size + units_ - 1) / units_,
         grain_size(nanoseconds),
         [&](int64_t begin, int64_t end) {
           const Scratch<opmath_t> converted(
               kConverts ? kDotRows * features_ : 0);
           for (int64_t block = begin; block < end; ++block) {
-            one_block(block * kDotUnits, converted.data());
+            one_block(block * units_, converted.data());
           }
         });
   }
@@ -54,7 +56,7 @@ class ForwardDot {
 
   void one_block(int64_t first_unit, opmath_t* converted) const {
     opmath_t products[kMaxDotBatch * 3 * kDotUnits];
-    const auto units = std::min(kDotUnits, a_.state_size - first_unit);
+    const auto units = std::min(units_, a_.state_size - first_unit);
     const auto rows_in_turn = kConverts || a_.batch > 4 ? kDotRows : kDotUnits;
     for (int64_t gate = 0; gate < 3; ++gate) {
       for (int64_t unit = 0; unit < units; unit += rows_in_turn) {
@@ -90,6 +92,7 @@ class ForwardDot {
 
   const ForwardPointers<scalar_t>& a_;
   const int64_t features_ = a_.features();
+  const int64_t units_;
   const Scratch<opmath_t> x_; // [old_h, input]
 };
 

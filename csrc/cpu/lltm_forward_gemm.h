@@ -49,8 +49,8 @@ class ForwardGemm {
   explicit ForwardGemm(const ForwardPointers<scalar_t>& pointers)
       : a_(pointers),
         panels_(std::max<int64_t>(1, a_.batch / kPanelWidth)),
-        panels_per_task_(std::min(panels_, kMaxPanelsPerTask)),
         units_(units_per_block()),
+        panels_per_task_(panels_per_task()),
         packed_(round_up(a_.batch, kVector) * features_) {}
 
   void run() {
@@ -104,15 +104,18 @@ class ForwardGemm {
         feature * width(panel);
   }
 
-  // A block has many units, because each call of gemm() has a cost, but leaves
-  // some for every thread.
+  // A block has many units, because each call of gemm() has a cost.
   int64_t units_per_block() const {
-    const auto fit =
+    const auto most =
         std::min(kMaxUnits, kProductsOfAGate / std::min(width(0), kPanelWidth));
-    const auto share = a_.state_size / at::get_num_threads();
-    const auto most = std::max(kVector, std::min(fit, share));
-    const auto blocks = (a_.state_size + most - 1) / most;
-    return round_up((a_.state_size + blocks - 1) / blocks, kVector);
+    return units_of_a_block(a_.state_size, most);
+  }
+
+  // Few blocks of units leave some panels for every thread.
+  int64_t panels_per_task() const {
+    const auto blocks = (a_.state_size + units_ - 1) / units_;
+    const auto tasks = (at::get_num_threads() + blocks - 1) / blocks;
+    return std::min(kMaxPanelsPerTask, (panels_ + tasks - 1) / tasks);
   }
 
   // [old_h, input].T in panels [features, width].
@@ -259,8 +262,8 @@ class ForwardGemm {
   const ForwardPointers<scalar_t>& a_;
   const int64_t features_ = a_.features();
   const int64_t panels_;
-  const int64_t panels_per_task_;
   const int64_t units_;
+  const int64_t panels_per_task_;
   const Scratch<gemm_t> packed_;
 };
 
