@@ -4,6 +4,7 @@ What holds for sequences in the same way is tested here for both.
 """
 
 import itertools
+import os
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from common import (
     LAYOUTS,
     OPERATORS,
     PADDED,
+    TOLERANCES,
     Operator,
     assert_matches_float64,
     backward_inputs,
@@ -206,9 +208,11 @@ def test_results_do_not_depend_on_the_number_of_threads(operator, shape):
             results.append(outputs_and_gradients(operator, inputs))
     finally:
         torch.set_num_threads(threads)
+    # Where oneDNN has no products, the BLAS may sum in another order for other numbers of rows.
+    by_blas = os.environ.get("ONEDNN_MAX_CPU_ISA") == "SSE41"
+    tolerance = TOLERANCES[torch.float32] if by_blas else {"rtol": 0, "atol": 0}
     for other in results[1:]:
-        for one, many in zip(results[0], other, strict=True):
-            assert torch.equal(one, many)
+        torch.testing.assert_close(other, results[0], **tolerance)
 
 
 @each_dtype
