@@ -1,8 +1,9 @@
 """One step of the cell beside what else PyTorch offers for it, and the roofs of the machine.
 
 Everything is measured in one process, the contenders taking turns: the median microseconds of
-inference and of training (forward, and backward for gradients of the parameters), through the
-modules, with the state given. Prints a table; writes a JSON file and a picture.
+inference and of training (forward, and backward for gradients of the parameters, or of input and
+state, too), through the modules, with the state given. Prints a table; writes a JSON file and a
+picture.
 """
 
 from __future__ import annotations
@@ -67,9 +68,17 @@ def measure_shape(
     if args.device == "cpu":
         empty = EmptyCell(input_size, hidden_size, **options)
         roof = contest.measure_roof(lambda: empty(input, state), weights)
-    rows = contest.measure(cells, lambda cell: cell(input, state), state, args, progress)
+    rows = contest.measure(
+        cells,
+        lambda cell, input, *state: cell(input, state),
+        (input, *state),
+        state,
+        {what: 2 * batch * weights.numel() * (i + 1) for i, what in enumerate(contest.KINDS)},
+        args,
+        progress,
+    )
     for row in rows:
-        row |= {"flop": 2 * batch * weights.numel(), "weight_bytes": weights.nbytes} | roof
+        row |= {"weight_bytes": weights.nbytes} | roof
     return rows
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +16,29 @@ from torch import Tensor, nn
 from torch.hub import tqdm  # stands in where tqdm is not installed
 
 Modules = dict[str, nn.Module]
-# Calls a module, and returns what backward begins with.
-Call = Callable[[nn.Module], Any]
+# Calls a module with inputs, and returns what backward begins with.
+Call = Callable[..., Any]
+# Training takes gradients of the parameters. In a model a step needs those of its inputs, too:
+# for the step before it, and for the layer below.
+ALL_GRADIENTS = "training, all gradients"
+KINDS = ("inference", "training", ALL_GRADIENTS)
 
 
-def inference(module: nn.Module, call: Call) -> Callable[[], Any]:
-    return lambda: call(module)
+def functions(
+    what: str, modules: Modules, call: Call, inputs: tuple[Any, ...], grads: tuple[Tensor, ...]
+) -> dict[str, Callable[[], Any]]:
+    """What is timed, one of KINDS: a call of each module, or of each that can be trained."""
+    if what == "inference":
+        return {name: partial(call, module, *inputs) for name, module in modules.items()}
+    leaves: tuple[Tensor, ...] = ()
+    if what == ALL_GRADIENTS:
+        inputs = leaves = tuple(input.detach().requires_grad_() for input in inputs)
 
+    def training(module: nn.Module) -> Callable[[], Any]:
+        wanted = [*module.parameters(), *leaves]
+        return lambda: torch.autograd.grad(call(module, *inputs), wanted, grads)
 
-def training(module: nn.Module, call: Call, grads: tuple[Tensor, ...]) -> Callable[[], Any]:
-    """Forward, and backward for gradients of the parameters."""
-    parameters = list(module.parameters())
-    return lambda: torch.autograd.grad(call(module), parameters, grads)
+    return {name: training(module) for name, module in modules.items() if [*module.parameters()]}
 
 
 def captured(function: Callable[[], Any]) -> Callable[[], Any]:
@@ -45,25 +57,24 @@ def captured(function: Callable[[], Any]) -> Callable[[], Any]:
 def measure(
     modules: Modules,
     call: Call,
+    inputs: tuple[Tensor, ...],
     grads: tuple[Tensor, ...],
+    flop: dict[str, int],
     args: argparse.Namespace,
     progress: tqdm,
 ) -> list[dict[str, Any]]:
-    """Rows of the table: for inference and training, in calls and (on CUDA) in graphs."""
+    """Rows of the table: one of each kind, in calls and (on CUDA) in graphs.
+
+    flop are the products that a call of ours makes, by kind.
+    """
     rows = []
-    for what in ("inference", "training"):
+    for what in KINDS:
         for graph in (False, True) if args.device == "cuda" else (False,):
-            with torch.set_grad_enabled(what == "training"):
-                functions = {
-                    name: inference(module, call)
-                    if what == "inference"
-                    else training(module, call, grads)
-                    for name, module in modules.items()
-                    if what == "inference" or list(module.parameters())
-                }
+            with torch.set_grad_enabled(what != "inference"):
+                timed = functions(what, modules, call, inputs, grads)
                 if graph:
-                    functions = {name: captured(function) for name, function in functions.items()}
-                times = timing.medians(functions, args.rounds, device=args.device)
+                    timed = {name: captured(function) for name, function in timed.items()}
+                times = timing.medians(timed, args.rounds, device=args.device)
             progress.update(1)
             best = min(time for name, time in times.items() if name != "lltm_ops")
             rows.append(
@@ -72,6 +83,7 @@ def measure(
                     "what": what + (" in a CUDA graph" if graph else ""),
                     "microseconds": {name: time * 1e6 for name, time in times.items()},
                     "ratio": best / times["lltm_ops"],
+                    "flop": flop[what],
                 }
             )
     return rows
@@ -91,14 +103,11 @@ def measure_roof(empty: Callable[[], Any], weights: Tensor) -> dict[str, float]:
 def add_share_of_roof(rows: list[dict[str, Any]]) -> None:
     """What the products, or reading the weights, take at best, of our time beyond that of a call.
 
-    Only for inference, whose products ``flop`` counts: training writes gradients too. The best rate
-    of products is the best of all that were measured between the rows.
+    The best rate of products is the best of all that were measured between the rows.
     """
     rate = max(row["gflop_per_second_at_best"] for row in rows)
     for row in rows:
         row["gflop_per_second_at_best"] = rate
-        if row["what"] != "inference":
-            continue
         products = row["flop"] / rate
         reading = row["weight_bytes"] / row["gigabytes_per_second_at_best"]
         time = row["microseconds"]["lltm_ops"] - row["call_microseconds"]
@@ -153,7 +162,7 @@ def run(
     file = args.output / f"{name}_{args.device}_{args.dtype}.json"
     print(", ".join(described[key] for key in ("machine", "caches") if key in described))
     rows: list[dict[str, Any]] = []
-    total = len(args.shapes) * len(threads) * (4 if args.device == "cuda" else 2)
+    total = len(args.shapes) * len(threads) * len(KINDS) * (2 if args.device == "cuda" else 1)
     with tqdm(total=total, desc="timing", unit="row") as progress:
         for count in threads:
             torch.set_num_threads(count)

@@ -7,7 +7,6 @@ the sequences have lengths up to the longest in equal steps. Writes a JSON file 
 from __future__ import annotations
 
 import argparse
-import functools
 import os
 from pathlib import Path
 from typing import Any
@@ -44,17 +43,11 @@ def measure_length(length: int, args: argparse.Namespace, progress: tqdm) -> lis
     }
     rows = []
     for form, input in inputs.items():
-        call = functools.partial(output_rows, input=input)
         with torch.no_grad():
-            grads = (torch.randn_like(call(layers["lltm_ops"])),)
+            grads = (torch.randn_like(output_rows(layers["lltm_ops"], input)),)
         for what in ("inference", "training"):
             with torch.set_grad_enabled(what == "training"):
-                functions = {
-                    name: contest.inference(layer, call)
-                    if what == "inference"
-                    else contest.training(layer, call, grads)
-                    for name, layer in layers.items()
-                }
+                functions = contest.functions(what, layers, output_rows, (input,), grads)
                 if (form, what) == ("packed", "training") and length > LSTM_PACKED_STEPS:
                     del functions["LSTM"]
                 times = timing.medians(functions, args.rounds)

@@ -98,7 +98,7 @@ def plot_sweep(run: dict[str, Any], file: Path) -> None:
     batches, inputs, states = (
         sorted({row[key] for row in rows}) for key in ("batch", "input", "state")
     )
-    kinds = ("inference", "training")
+    kinds = list(dict.fromkeys(row["what"] for row in rows))
     figure, axes = plt.subplots(
         len(kinds),
         len(inputs),

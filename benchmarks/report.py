@@ -93,7 +93,7 @@ def summary(folders: list[Path]) -> list[str]:
                 run = load(folder, f"{name}_cpu_{dtype}")
                 for what in ("inference", "training"):
                     rows = run["rows"] if run else []
-                    ratios = [row["ratio"] for row in rows if row["what"] == what]
+                    ratios = [row["ratio"] for row in rows if row["what"].startswith(what)]
                     cells.append(f"{min(ratios):.2f} to {max(ratios):.2f}" if ratios else "")
             lines.append(line(cells))
     return lines

@@ -111,14 +111,25 @@ def measure_shape(
     grads = (torch.randn(time, batch, hidden_size, **options),)
     weights = layers["lltm_ops"].weights_l0.detach()
     roof = {}
+    recurrent = weights[:, :hidden_size]
     if args.device == "cpu":
-        recurrent = weights[:, :hidden_size]
         roof = contest.measure_roof(lambda: layers["lltm_ops"](input[:0]), recurrent)
         roof["weight_bytes"] = time * recurrent.nbytes
-    rows = contest.measure(layers, lambda layer: layer(input)[0], grads, args, progress)
-    for row in rows:
-        row |= {"flop": 2 * time * batch * weights.numel()} | roof
-    return rows
+    multiplied = {
+        "inference": weights.numel(),
+        "training": 2 * weights.numel() + recurrent.numel(),
+        contest.ALL_GRADIENTS: 3 * weights.numel(),
+    }
+    rows = contest.measure(
+        layers,
+        lambda layer, input: layer(input)[0],
+        (input,),
+        grads,
+        {what: 2 * time * batch * count for what, count in multiplied.items()},
+        args,
+        progress,
+    )
+    return [row | roof for row in rows]
 
 
 def main() -> None:

@@ -13,8 +13,8 @@ from typing import Any
 import timing
 import torch
 from cell import EagerCell
-from contest import inference, training
-from torch import nn
+from contest import KINDS, functions
+from torch import Tensor, nn
 from torch.hub import tqdm  # stands in where tqdm is not installed
 
 import lltm_ops
@@ -25,7 +25,7 @@ STATES = [1, 7, 31, 64, 130, 512, 1000, 2048]
 
 
 def measure_shape(shape: tuple[int, int, int], args: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row for inference and one for training."""
+    """A row of each kind."""
     batch, input_size, hidden_size = shape
     options = {"device": args.device, "dtype": getattr(torch, args.dtype)}
     input = torch.randn(batch, input_size, **options)
@@ -35,16 +35,13 @@ def measure_shape(shape: tuple[int, int, int], args: argparse.Namespace) -> list
     rows = []
     cells = {"lltm_ops": ours, "eager": eager}
 
-    def call(cell: nn.Module) -> Any:
+    def call(cell: nn.Module, input: Tensor, *state: Tensor) -> Any:
         return cell(input, state)
 
-    for what in ("inference", "training"):
-        with torch.set_grad_enabled(what == "training"):
-            functions = {
-                name: inference(cell, call) if what == "inference" else training(cell, call, state)
-                for name, cell in cells.items()
-            }
-            times = timing.medians(functions, 3, 0.005, device=args.device)
+    for what in KINDS:
+        with torch.set_grad_enabled(what != "inference"):
+            timed = functions(what, cells, call, (input, *state), state)
+            times = timing.medians(timed, 3, 0.005, device=args.device)
         row = {"batch": batch, "input": input_size, "state": hidden_size, "what": what}
         row["microseconds"] = {name: time * 1e6 for name, time in times.items()}
         rows.append(row | {"ratio": times["eager"] / times["lltm_ops"]})

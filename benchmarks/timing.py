@@ -20,7 +20,7 @@ from torch.utils.cpp_extension import load
 import lltm_ops
 
 HERE = Path(__file__).parent
-# Of glibc's malloc.h.
+# The numbers are those of glibc's malloc.h.
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
 

@@ -40,7 +40,7 @@ myst_substitutions = {"schemas": schemas()}
 
 # lltm_ops.onnx needs a large package, its docstrings do not.
 autodoc_mock_imports = ["onnxscript"]
-# Else LLTM.forward would have the text of nn.Module.forward.
+# Inherited, LLTM.forward would have the text of nn.Module.forward.
 autodoc_inherit_docstrings = False
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"

@@ -80,22 +80,24 @@ constexpr int64_t kMaxStreamedRows = 2;
 // Vectors of columns that they read side by side.
 constexpr int64_t kStreamedVectors = 3;
 
-// The size of blocks of hidden units, at most so large. If there are few
-// blocks, each thread gets as many units as any other: on two threads of the
+// The columns of B in a vector of the microkernel. Packed panels of B are
+// padded to whole vectors.
+constexpr int64_t kVector = 16;
+
+// The size of blocks of hidden units or columns, at most so large. If there are
+// few blocks, each thread gets as much as any other: on two threads of the
 // Xeon, 512x2048x130 takes 27 % less time with four blocks of 33 units than
-// with 48, 48 and 34. Many blocks have whole vectors of units, and so do those
-// of one thread.
-inline int64_t units_of_a_block(int64_t state_size, int64_t most) {
-  constexpr int64_t kVectorOfUnits = 16;
+// with 48, 48 and 34. Many blocks have whole vectors, and so do those of one
+// thread.
+inline int64_t size_of_a_block(int64_t size, int64_t most) {
+  size = std::max<int64_t>(size, 1); // an input may have no features
   const int64_t threads = at::get_num_threads();
-  const auto blocks = (state_size + most - 1) / most;
-  const auto even = std::min(
-      (blocks + threads - 1) / threads * threads, state_size / kVectorOfUnits);
-  if (threads > 1 && blocks < 4 * threads && even >= blocks) {
-    return (state_size + even - 1) / even;
-  }
-  const auto vectors = (state_size + kVectorOfUnits - 1) / kVectorOfUnits;
-  return (vectors + blocks - 1) / blocks * kVectorOfUnits;
+  const auto blocks = at::divup(size, most);
+  const auto even =
+      std::min(at::divup(blocks, threads) * threads, size / kVector);
+  return threads > 1 && blocks < 4 * threads && even >= blocks
+      ? at::divup(size, even)
+      : at::divup(at::divup(size, kVector), blocks) * kVector;
 }
 
 // The cell forward.
@@ -145,16 +147,16 @@ constexpr int64_t kMaxPanelsPerTask = 8;
 // Hidden units of a block, at most.
 constexpr int64_t kMaxUnits = 128;
 
-// The cell backward. Zen 5; others were not faster on the Xeon.
+// The cell backward.
 
 // Elements of a block of d_weights.
 constexpr int64_t kWeightsBlock = 24576;
 // Columns of a block, at most. Wide blocks are written in long runs, so they
 // are for small batches, where each result is a sum of few terms. On the Xeon
-// 16x1x1000 takes 44 % less time than with 64 columns, 64x1024x1024 12 %, and
-// 512x512x512 would take 13 % more with 512. In bfloat16, 256 columns take 30 %
-// less time than 2048 at 8x1024x1024. A power of two: few sizes, for oneDNN
-// generates a kernel for each.
+// backward takes 44 % less time than with 64 columns at 16x1x1000, and 12 % at
+// 64x1024x1024; at 512x512x512 it would take 13 % more with 512. In bfloat16,
+// 256 columns take 30 % less time than 2048 at 8x1024x1024. A power of two: few
+// sizes, for oneDNN generates a kernel for each.
 inline int64_t weights_panel(int64_t batch, int64_t element_size) {
   const int64_t elements = element_size == 2 ? 16384 : 32768;
   const int64_t most = element_size == 2 ? 256 : 2048;
@@ -164,11 +166,45 @@ inline int64_t weights_panel(int64_t batch, int64_t element_size) {
   }
   return width;
 }
-// Hidden units whose gradients are computed at a time, for 16 rows.
+// Hidden units whose gradients are computed at a time, for 16 rows. Zen 5;
+// others were not faster on the Xeon.
 constexpr int64_t kUnitsOfABackwardBlock = 64;
-// Columns of d_input and d_old_h at a time. With 64, unpacked rows of weights
-// would fall on the same sets of the L1 cache if features is a power of two.
-constexpr int64_t kColumnsOfABlock = 48;
+
+// How d_input and d_old_h are computed: in blocks of so many columns, with
+// chains of so many terms, and with packed weights or with weights as they lie.
+// Types that are converted are always packed.
+struct ColumnBlocks {
+  int64_t columns;
+  int64_t terms;
+  bool packed;
+};
+// Measured on the Xeon, against blocks of 48 columns with chains of kMaxK
+// terms.
+inline ColumnBlocks
+column_blocks(int64_t batch, int64_t row_bytes, int64_t element_size) {
+  constexpr int64_t kPage = 4096;
+  // Many rows use a block again, and unpacked rows that collide fall on the
+  // same sets of L2, too: 256x1024x1024 takes 48 % less time, 256x512x1000 19
+  // %.
+  if (batch >= 128) {
+    return {128, 512, true};
+  }
+  // Few rows use each weight once or twice, so long runs of the weights are
+  // read: in bfloat16 1x2048x2048 takes 39 % less time than with 128 columns
+  // and 512 terms, 64x1024x1024 11 %.
+  if (element_size == 2) {
+    return {1024, 128, true};
+  }
+  // The processor fetches ahead within a page: 1x2048x2048 takes half the time,
+  // 16x512x512 13 % less. Shorter rows take 8 % more.
+  if (row_bytes >= kPage) {
+    return {1024, 32, false};
+  }
+  return {48, 512, false};
+}
+// Rows of d_input and d_old_h that are computed as one task: the products of
+// types that are converted need memory.
+constexpr int64_t kRowsOfATask = 1024;
 
 // Sequences.
 

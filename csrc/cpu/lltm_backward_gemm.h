@@ -75,12 +75,12 @@ class BackwardWeights {
             equal_parts(features_, weights_panel(batch_, sizeof(gemm_t))),
             kVector)),
         block_rows_(equal_parts(rows_, kWeightsBlock / width_)),
-        panels_((features_ + width_ - 1) / width_),
+        panels_(at::divup(features_, width_)),
         packed_(panels_ * width_ * batch_) {}
 
   void run() {
     pack();
-    const auto row_blocks = (rows_ + block_rows_ - 1) / block_rows_;
+    const auto row_blocks = at::divup(rows_, block_rows_);
     const auto nanoseconds = block_rows_ * width_ *
         std::max<int64_t>(2 * batch_, 20) / kFlopPerNanosecond;
     at::parallel_for(
@@ -104,8 +104,7 @@ class BackwardWeights {
 
   // The size of each part, if there are as few as possible.
   static int64_t equal_parts(int64_t size, int64_t most) {
-    const auto parts = std::max<int64_t>(1, (size + most - 1) / most);
-    return (size + parts - 1) / parts;
+    return at::divup(size, std::max<int64_t>(1, at::divup(size, most)));
   }
 
   void pack() {
@@ -175,7 +174,7 @@ class BackwardWeights {
   const Scratch<gemm_t> packed_;
 };
 
-// d_X = d_gates @ columns of weights, [batch, columns].
+// d_X = d_gates @ columns of weights, [batch, columns], in blocks.
 template <typename scalar_t, typename gemm_t>
 class BackwardColumns {
  public:
@@ -186,57 +185,79 @@ class BackwardColumns {
       int64_t first_column,
       int64_t columns,
       scalar_t* d_X)
-      : sizes_(sizes),
-        d_gates_(d_gates),
-        weights_(weights),
-        first_column_(first_column),
+      : d_gates_(d_gates),
+        weights_(weights + first_column),
+        batch_(sizes.batch),
+        features_(sizes.features()),
         columns_(columns),
-        d_X_(d_X) {}
+        d_X_(d_X),
+        blocks_(column_blocks(
+            batch_,
+            features_ * sizeof(scalar_t),
+            sizeof(scalar_t))),
+        width_(size_of_a_block(columns, blocks_.columns)),
+        task_rows_(std::min(batch_, kRowsOfATask)) {}
 
   void run() const {
+    const auto row_tasks = at::divup(batch_, task_rows_);
     at::parallel_for(
         0,
-        (columns_ + kColumns - 1) / kColumns,
-        grain_size(2 * sizes_.batch * kColumns * size_k_ / kFlopPerNanosecond),
+        at::divup(columns_, width_) * row_tasks,
+        grain_size(2 * task_rows_ * width_ * size_k_ / kFlopPerNanosecond),
         [&](int64_t begin, int64_t end) {
-          Products<scalar_t> products(sizes_.batch, kColumns);
-          const Scratch<gemm_t> packed(kPacks ? kMaxK<gemm_t> * kColumns : 0);
-          for (int64_t block = begin; block < end; ++block) {
-            one_block(block * kColumns, products, packed.data());
+          Products<scalar_t> products(task_rows_, width_);
+          const Scratch<gemm_t> packed(is_packed() ? terms() * ld_packed_ : 0);
+          for (int64_t task = begin; task < end; ++task) {
+            one_block(
+                task % row_tasks * task_rows_,
+                task / row_tasks * width_,
+                products,
+                packed.data());
           }
           release_gemm<gemm_t>();
         });
   }
 
  private:
-  static constexpr bool kPacks =
+  static constexpr bool kConverts =
       !std::is_same_v<scalar_t, gemm_t> || kPair<gemm_t> == 2;
-  static constexpr int64_t kColumns = kColumnsOfABlock;
 
-  void one_block(int64_t column, Products<scalar_t>& products, gemm_t* packed)
-      const {
-    const auto size_n = std::min(kColumns, columns_ - column);
-    auto* C = d_X_ + column;
+  bool is_packed() const {
+    return kConverts || blocks_.packed;
+  }
+
+  int64_t terms() const {
+    return std::min(size_k_, blocks_.terms);
+  }
+
+  void one_block(
+      int64_t first_row,
+      int64_t column,
+      Products<scalar_t>& products,
+      gemm_t* packed) const {
+    const auto size_m = std::min(task_rows_, batch_ - first_row);
+    const auto size_n = std::min(width_, columns_ - column);
+    auto* C = d_X_ + first_row * columns_ + column;
     const auto ldc = products.ld(columns_);
-    for (int64_t k = 0; k < size_k_; k += kMaxK<gemm_t>) {
-      const auto size_k = std::min(kMaxK<gemm_t>, size_k_ - k);
+    for (int64_t k = 0; k < size_k_; k += blocks_.terms) {
+      const auto size_k = std::min(blocks_.terms, size_k_ - k);
       const auto* B = block_weights(k, size_k, column, size_n, packed);
-      for (int64_t row = 0, rows = 0; row < sizes_.batch; row += rows) {
-        rows = rows_of_block(sizes_.batch - row);
+      for (int64_t row = 0, rows = 0; row < size_m; row += rows) {
+        rows = rows_of_block(size_m - row);
         gemm<gemm_t>(
             rows,
             size_n,
             size_k,
-            d_gates_.rows + row * size_k_ + k,
+            d_gates_.rows + (first_row + row) * size_k_ + k,
             size_k_,
             B,
-            kPacks ? kColumns : features_,
+            is_packed() ? ld_packed_ : features_,
             products.of(C) + row * ldc,
             ldc,
             k > 0);
       }
     }
-    products.finish(sizes_.batch, size_n, C, columns_);
+    products.finish(size_m, size_n, C, columns_);
   }
 
   const gemm_t* block_weights(
@@ -245,26 +266,30 @@ class BackwardColumns {
       int64_t column,
       int64_t size_n,
       gemm_t* packed) const {
-    const auto* from = weights_ + k * features_ + first_column_ + column;
-    if constexpr (kPacks) {
-      vectorized<PackRows<scalar_t, gemm_t>>()(
-          {from, features_, d_gates_.units - k, size_n, packed, kColumns},
-          0,
-          size_k / kPair<gemm_t>);
-      return packed;
-    } else {
-      return from;
+    const auto* from = weights_ + k * features_ + column;
+    if constexpr (!kConverts) {
+      if (!is_packed()) {
+        return from;
+      }
     }
+    vectorized<PackRows<scalar_t, gemm_t>>()(
+        {from, features_, d_gates_.units - k, size_n, packed, ld_packed_},
+        0,
+        size_k / kPair<gemm_t>);
+    return packed;
   }
 
-  const CellSizes sizes_;
   const GateGradients<gemm_t>& d_gates_;
-  const scalar_t* const weights_;
-  const int64_t first_column_;
+  const scalar_t* const weights_; // from the first of the columns
+  const int64_t batch_;
+  const int64_t features_;
   const int64_t columns_;
   scalar_t* const d_X_;
-  const int64_t features_ = sizes_.features();
   const int64_t size_k_ = d_gates_.ld_rows;
+  const ColumnBlocks blocks_;
+  const int64_t width_;
+  const int64_t ld_packed_ = round_up(width_, kVector);
+  const int64_t task_rows_;
 };
 
 } // namespace lltm

@@ -171,7 +171,7 @@ void backward_pointwise(
     const BackwardPointers<scalar_t>& a,
     const GateGradients<gemm_t>& d_gates) {
   const auto run = vectorized<BackwardBlock<scalar_t, gemm_t>>();
-  const auto blocks = (a.batch + kVector - 1) / kVector;
+  const auto blocks = at::divup(a.batch, kVector);
   at::parallel_for(
       0,
       blocks,

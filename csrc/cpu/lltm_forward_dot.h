@@ -22,7 +22,7 @@ class ForwardDot {
  public:
   explicit ForwardDot(const ForwardPointers<scalar_t>& pointers)
       : a_(pointers),
-        units_(units_of_a_block(a_.state_size, kDotUnits)),
+        units_(size_of_a_block(a_.state_size, kDotUnits)),
         x_(a_.batch * features_) {}
 
   void run() {
@@ -33,7 +33,7 @@ class ForwardDot {
         bytes / kBytesPerNanosecond + a_.batch * bytes / 2 / kFlopPerNanosecond;
     at::parallel_for(
         0,
-        (a_.state_size + units_ - 1) / units_,
+        at::divup(a_.state_size, units_),
         grain_size(nanoseconds),
         [&](int64_t begin, int64_t end) {
           const Scratch<opmath_t> converted(

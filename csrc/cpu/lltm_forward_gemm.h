@@ -55,9 +55,8 @@ class ForwardGemm {
 
   void run() {
     pack();
-    const auto unit_blocks = (a_.state_size + units_ - 1) / units_;
-    const auto panel_blocks =
-        (panels_ + panels_per_task_ - 1) / panels_per_task_;
+    const auto unit_blocks = at::divup(a_.state_size, units_);
+    const auto panel_blocks = at::divup(panels_, panels_per_task_);
     const auto nanoseconds = 6 * units_ * panels_per_task_ * width(0) *
         features_ / kFlopPerNanosecond;
     at::parallel_for(
@@ -108,19 +107,19 @@ class ForwardGemm {
   int64_t units_per_block() const {
     const auto most =
         std::min(kMaxUnits, kProductsOfAGate / std::min(width(0), kPanelWidth));
-    return units_of_a_block(a_.state_size, most);
+    return size_of_a_block(a_.state_size, most);
   }
 
   // Few blocks of units leave some panels for every thread.
   int64_t panels_per_task() const {
-    const auto blocks = (a_.state_size + units_ - 1) / units_;
-    const auto tasks = (at::get_num_threads() + blocks - 1) / blocks;
-    return std::min(kMaxPanelsPerTask, (panels_ + tasks - 1) / tasks);
+    const auto blocks = at::divup(a_.state_size, units_);
+    const auto tasks = at::divup(at::get_num_threads(), blocks);
+    return std::min(kMaxPanelsPerTask, at::divup(panels_, tasks));
   }
 
   // [old_h, input].T in panels [features, width].
   void pack() {
-    const auto chunks = (features_ + kPackedFeatures - 1) / kPackedFeatures;
+    const auto chunks = at::divup(features_, kPackedFeatures);
     const auto nanoseconds =
         std::min(features_, kPackedFeatures) * width(0) / kPackedPerNanosecond;
     at::parallel_for(

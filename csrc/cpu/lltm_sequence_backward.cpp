@@ -89,7 +89,7 @@ class SequenceBackwardRecurrence {
       const SequenceBackwardPointers<scalar_t>& pointers)
       : a_(pointers),
         width_(backward_panel(a_.state_size)),
-        panels_((a_.state_size + width_ - 1) / width_),
+        panels_(at::divup(a_.state_size, width_)),
         shape_(shape()),
         weights_(packs_ ? panels_ * width_ * size_k_ : 0),
         d_h_(a_.batch * a_.state_size),
@@ -405,7 +405,7 @@ class SequenceBackward {
       const GateGradients<gemm_t>& d_gates) const {
     at::parallel_for(
         0,
-        (chunk.rows + kVector - 1) / kVector,
+        at::divup(chunk.rows, kVector),
         grain_size(kVector * d_gates.units / kPackedPerNanosecond),
         [&](int64_t begin, int64_t end) {
           for (int64_t i = begin; i < end; ++i) {

@@ -21,10 +21,6 @@ namespace lltm {
 template <typename gemm_t>
 constexpr int64_t kPair = std::is_same_v<gemm_t, c10::BFloat16> ? 2 : 1;
 
-// The columns of B in a vector of the microkernel. Packed panels of B are
-// padded to whole vectors.
-constexpr int64_t kVector = 16;
-
 constexpr int64_t round_up(int64_t n, int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
 }

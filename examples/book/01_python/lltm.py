@@ -33,7 +33,7 @@ class LLTMCell(nn.Module):
 
 
 def profile(steps: int = 200) -> torch.autograd.profiler_util.EventList:
-    """Where the time of training steps goes, operator by operator."""
+    """The operators of some training steps, with the time that each took."""
     cell, input = LLTMCell(32, 128), torch.randn(16, 32)
     state = torch.zeros(16, 128), torch.zeros(16, 128)
     with torch.profiler.profile() as profiler:
