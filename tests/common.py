@@ -144,7 +144,7 @@ SEQUENCE_SHAPES = [
     (7, 17, 6, 40),
     (1100, 1, 2, 33),
     (20, 40, 8, 270),
-    (8, 2, 5, 1100),
+    (8, 2, 6, 1100),
 ]
 # Packed or not, in both directions, with resets or without.
 SEQUENCE_KINDS = list(itertools.product(("padded", "packed"), (False, True), (False, True)))

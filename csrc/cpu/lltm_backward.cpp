@@ -17,7 +17,7 @@ void backward_gemm(const BackwardPointers<scalar_t>& a) {
   const auto rows = 3 * a.state_size;
   const bool wants_rows = a.d_input != nullptr || a.d_old_h != nullptr;
   const bool wants_columns = a.d_weights != nullptr || a.d_bias != nullptr;
-  const auto ld_rows = round_up(rows, kPair<gemm_t>);
+  const auto ld_rows = padded_terms<gemm_t>(rows);
   const auto batch = padded_batch<gemm_t>(a.batch);
   const Scratch<gemm_t> row_scratch(wants_rows ? a.batch * ld_rows : 0);
   const Scratch<gemm_t> column_scratch(wants_columns ? rows * batch : 0);

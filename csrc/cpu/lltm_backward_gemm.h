@@ -191,10 +191,7 @@ class BackwardColumns {
         features_(sizes.features()),
         columns_(columns),
         d_X_(d_X),
-        blocks_(column_blocks(
-            batch_,
-            features_ * sizeof(scalar_t),
-            sizeof(scalar_t))),
+        blocks_(column_blocks<scalar_t, gemm_t>(batch_, features_)),
         width_(size_of_a_block(columns, blocks_.columns)),
         task_rows_(std::min(batch_, kRowsOfATask)) {}
 

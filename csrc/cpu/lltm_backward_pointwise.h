@@ -58,7 +58,8 @@ struct GateGradients {
 // The batch of GateGradients: few sizes of K, each a kernel of oneDNN's.
 template <typename gemm_t>
 int64_t padded_batch(int64_t batch) {
-  return round_up(batch, batch < kVector ? kPair<gemm_t> : 8);
+  return batch < kVector ? round_up(batch, kPair<gemm_t>)
+                         : padded_terms<gemm_t>(round_up(batch, 8));
 }
 
 template <typename scalar_t, typename gemm_t>

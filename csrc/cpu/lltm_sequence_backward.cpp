@@ -270,7 +270,7 @@ class SequenceBackwardRecurrence {
   }
 
   const SequenceBackwardPointers<scalar_t>& a_;
-  const int64_t size_k_ = round_up(3 * a_.state_size, kPair<gemm_t>);
+  const int64_t size_k_ = padded_terms<gemm_t>(3 * a_.state_size);
   const bool packs_ =
       kConverts || a_.steps.size() >= kStepsWorthPackingBackward;
   const int64_t width_;
@@ -295,7 +295,7 @@ class SequenceBackward {
     SequenceBackwardRecurrence<scalar_t, gemm_t> recurrence(a_);
     const Sums sums(a_);
     const auto units = 3 * a_.state_size;
-    const auto ld = round_up(units, kPair<gemm_t>);
+    const auto ld = padded_terms<gemm_t>(units);
     const auto most = most_rows(chunks_);
     const Scratch<gemm_t> rows(most * ld);
     const Scratch<gemm_t> columns(

@@ -25,6 +25,12 @@ constexpr int64_t round_up(int64_t n, int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
 }
 
+// Terms that operands are padded to with zeros, where they can be.
+template <typename gemm_t>
+int64_t padded_terms(int64_t terms) {
+  return kPair<gemm_t> == 2 ? round_up(terms, terms_of_a_tile()) : terms;
+}
+
 // oneDNN has none for float64, and libtorch does not export its BLAS.
 struct GemmFloat64 {
   int64_t N;
@@ -118,8 +124,25 @@ void gemm(
   if constexpr (std::is_same_v<gemm_t, double>) {
     vectorized<GemmFloat64>()({N, K, A, lda, B, ldb, C, ldc, accumulate}, 0, M);
   } else {
+    const auto whole = K / terms_of_a_tile() * terms_of_a_tile();
+    const auto first =
+        kPair<gemm_t> == 2 && K >= kTermsWorthTwoProducts ? whole : K;
     at::native::cpublas::brgemm(
-        M, N, K, lda, ldb, ldc, accumulate, A, B, C, kPair<gemm_t> == 2);
+        M, N, first, lda, ldb, ldc, accumulate, A, B, C, kPair<gemm_t> == 2);
+    if (first < K) {
+      at::native::cpublas::brgemm(
+          M,
+          N,
+          K - first,
+          lda,
+          ldb,
+          ldc,
+          true,
+          A + first,
+          B + first * ldb,
+          C,
+          kPair<gemm_t> == 2);
+    }
   }
 }
 
