@@ -191,6 +191,8 @@ def test_results_are_the_same_from_run_to_run(device, operator, shape):
                 (1, 300, 9, 7),
                 (1, 140, 300, 400),
                 (1, 20, 1400, 300),
+                (1, 20, 1024, 300),
+                (1, 6, 2048, 40),
             ],
         ),
         *itertools.product(

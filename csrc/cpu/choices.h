@@ -185,9 +185,9 @@ inline int64_t weights_panel(int64_t batch, int64_t element_size) {
 // others were not faster on the Xeon.
 constexpr int64_t kUnitsOfABackwardBlock = 64;
 
-// How d_input and d_old_h are computed: in blocks of so many columns, with
-// chains of so many terms, and with packed weights or with weights as they lie.
-// Types that are converted are always packed.
+// How d_input or d_old_h is computed: in blocks of so many columns, with chains
+// of so many terms, and with packed weights or with weights as they lie. Types
+// that are converted are always packed.
 struct ColumnBlocks {
   int64_t columns;
   int64_t terms;
@@ -196,26 +196,30 @@ struct ColumnBlocks {
 // Measured on the Xeon, against blocks of 48 columns with chains of kMaxK
 // terms.
 template <typename scalar_t, typename gemm_t>
-ColumnBlocks column_blocks(int64_t batch, int64_t features) {
-  constexpr int64_t kPage = 4096;
+ColumnBlocks column_blocks(int64_t batch, int64_t features, int64_t columns) {
+  constexpr int64_t kPage = 4096 / sizeof(scalar_t);
   // Many rows use a block again, and unpacked rows that collide fall on the
   // same sets of L2, too: 256x1024x1024 takes 48 % less time, 256x512x1000 19
   // %. In bfloat16, 512 columns take 21 % less there than 128.
   if (batch >= 128) {
-    return {sizeof(gemm_t) == 2 ? 512 : 128, 512, true};
+    const int64_t most = sizeof(gemm_t) == 2 ? 512 : 128;
+    return {size_of_a_block(columns, most), 512, true};
   }
   // Few rows use each weight once or twice, so long runs of the weights are
   // read: in bfloat16 1x2048x2048 takes 39 % less time than with 128 columns
   // and 512 terms, 64x1024x1024 11 %.
   if (sizeof(scalar_t) == 2) {
-    return {1024, 128, true};
+    return {size_of_a_block(columns, 1024), 128, true};
   }
   // The processor fetches ahead within a page: 1x2048x2048 takes half the time,
-  // 16x512x512 13 % less. Shorter rows would take 8 % more.
-  if (features * int64_t(sizeof(scalar_t)) >= kPage) {
-    return {1024, 32, false};
+  // 16x512x512 13 % less. With 32 terms for fewer columns, 33x100x1000 would
+  // take 31 % more on two threads; with shorter rows, others 8 % more. By the
+  // columns alone, so that results do not depend on the number of threads.
+  if (features >= kPage) {
+    const auto pages = std::min<int64_t>(columns / kPage, 2);
+    return {size_of_a_block(columns, 1024), 128 >> pages, false};
   }
-  return {48, 512, false};
+  return {size_of_a_block(columns, 48), 512, false};
 }
 // Rows of d_input and d_old_h that are computed as one task: the products of
 // types that are converted need memory.

@@ -191,8 +191,7 @@ class BackwardColumns {
         features_(sizes.features()),
         columns_(columns),
         d_X_(d_X),
-        blocks_(column_blocks<scalar_t, gemm_t>(batch_, features_)),
-        width_(size_of_a_block(columns, blocks_.columns)),
+        blocks_(column_blocks<scalar_t, gemm_t>(batch_, features_, columns)),
         task_rows_(std::min(batch_, kRowsOfATask)) {}
 
   void run() const {
@@ -240,7 +239,11 @@ class BackwardColumns {
       const auto size_k = std::min(blocks_.terms, size_k_ - k);
       const auto* B = block_weights(k, size_k, column, size_n, packed);
       for (int64_t row = 0, rows = 0; row < size_m; row += rows) {
-        rows = rows_of_block(size_m - row);
+        // Each call reads the weights anew, and those that lie far apart
+        // slowly.
+        rows = is_packed() || size_m > kMaxRowsOfACall
+            ? rows_of_block(size_m - row)
+            : size_m;
         gemm<gemm_t>(
             rows,
             size_n,
@@ -284,7 +287,7 @@ class BackwardColumns {
   scalar_t* const d_X_;
   const int64_t size_k_ = d_gates_.ld_rows;
   const ColumnBlocks blocks_;
-  const int64_t width_;
+  const int64_t width_ = blocks_.columns;
   const int64_t ld_packed_ = round_up(width_, kVector);
   const int64_t task_rows_;
 };
