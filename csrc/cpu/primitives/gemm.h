@@ -55,42 +55,42 @@ struct GemmFloat64 {
     }
   }
 
+  // A scalar loop over K would round in another way than vectors do, so the
+  // last column has a vector, too.
   template <int64_t kBytes, int64_t kRows>
-  C10_ALWAYS_INLINE void some_rows(int64_t row) const {
+  C10_ALWAYS_INLINE void some_rows(int64_t row, int64_t column = 0) const {
     constexpr auto lanes = Lanes<double, kBytes>::count;
     constexpr int64_t vectors = kHasManyRegisters<kBytes> ? 4 : 2;
-    int64_t column = 0;
     for (; column + vectors * lanes <= N; column += vectors * lanes) {
-      tile<kBytes, kRows, vectors>(row, column);
+      tile<kBytes, kRows, vectors, lanes>(row, column);
     }
     for (; column + lanes <= N; column += lanes) {
-      tile<kBytes, kRows, 1>(row, column);
+      tile<kBytes, kRows, 1, lanes>(row, column);
     }
-    for (; column < N; ++column) {
-      for (int64_t i = row; i < row + kRows; ++i) {
-        double sum = accumulate ? C[i * ldc + column] : 0;
-        for (int64_t k = 0; k < K; ++k) {
-          sum += A[i * lda + k] * B[k * ldb + column];
-        }
-        C[i * ldc + column] = sum;
+    if (column < N) {
+      if constexpr (lanes > 2) {
+        some_rows<kBytes / 2, kRows>(row, column);
+      } else {
+        tile<kBytes, kRows, 1, 1>(row, column);
       }
     }
   }
 
-  template <int64_t kBytes, int64_t kRows, int64_t kVectors>
+  // kColumns of each vector.
+  template <int64_t kBytes, int64_t kRows, int64_t kVectors, int64_t kColumns>
   C10_ALWAYS_INLINE void tile(int64_t row, int64_t column) const {
     using lanes_t = typename Lanes<double, kBytes>::type;
-    constexpr auto lanes = Lanes<double, kBytes>::count;
     lanes_t sums[kRows][kVectors] = {};
     for (int64_t i = 0; accumulate && i < kRows; ++i) {
       for (int64_t j = 0; j < kVectors; ++j) {
-        load_lanes(C + (row + i) * ldc + column + j * lanes, sums[i][j]);
+        load_lanes<kColumns>(
+            C + (row + i) * ldc + column + j * kColumns, sums[i][j]);
       }
     }
     for (int64_t k = 0; k < K; ++k) {
       for (int64_t j = 0; j < kVectors; ++j) {
-        lanes_t b;
-        load_lanes(B + k * ldb + column + j * lanes, b);
+        lanes_t b = {};
+        load_lanes<kColumns>(B + k * ldb + column + j * kColumns, b);
         for (int64_t i = 0; i < kRows; ++i) {
           sums[i][j] += A[(row + i) * lda + k] * b;
         }
@@ -98,7 +98,8 @@ struct GemmFloat64 {
     }
     for (int64_t i = 0; i < kRows; ++i) {
       for (int64_t j = 0; j < kVectors; ++j) {
-        store_lanes(sums[i][j], C + (row + i) * ldc + column + j * lanes);
+        store_lanes<kColumns>(
+            sums[i][j], C + (row + i) * ldc + column + j * kColumns);
       }
     }
   }
