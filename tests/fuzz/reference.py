@@ -112,8 +112,8 @@ def placed(sizes: Sequence[int], parts: Sequence[tuple[object, Bounded]]) -> Bou
 class Arithmetic:
     """What rounds where, in kernels for a dtype.
 
-    The CPU's kernels compute in opmath, and round only results. The composite formulas also round
-    what goes into a product and what comes out of it.
+    Kernels compute in opmath, and round only results. Those of the CPU multiply bfloat16 natively,
+    which rounds the gradients of gates; the composite formulas do not.
     """
 
     dtype: torch.dtype
@@ -131,7 +131,7 @@ class Arithmetic:
     @property
     def _products_take(self) -> Format:
         """What the gradients of gates are rounded to before they are multiplied."""
-        rounds = self.composite or self.dtype == torch.bfloat16
+        rounds = self.dtype == torch.bfloat16 and not self.composite
         return self.results if rounds else self.opmath
 
     def store(self, a: Bounded) -> Bounded:
@@ -240,7 +240,7 @@ class Arithmetic:
                 # An infinity beside a sum that may overflow to the other one.
                 lost = overflows & special.isinf()
                 result = _undecided_where(lost, result)
-        return self._round(result, self.results) if self.composite else result
+        return result
 
     def column_sums(self, a: Bounded) -> Bounded:
         """The sum of each column of a [rows, columns]."""
@@ -363,8 +363,7 @@ def _linear(of: Arithmetic, x: Bounded, weights: Bounded, bias: Bounded) -> Boun
     column = bias.map(lambda t: t.unsqueeze(1))
     within = of.product(cat([x, ones], 1), cat([weights, column], 1))
     either = Bounded(after.value, torch.maximum(after.error, within.error))
-    sums = _undecided_where(after.undecided | within.undecided, either)
-    return of.store(sums) if of.composite else sums
+    return _undecided_where(after.undecided | within.undecided, either)
 
 
 def forward(
