@@ -1,7 +1,7 @@
 """A whole sequence through the layer beside what else PyTorch offers, and the roofs of the machine.
 
-As cell.py: inference, and training (forward, and backward for gradients of the parameters), from a
-state of zeros. The roof of reading weights is of those for the state, which each step reads.
+As cell.py: inference, training, and training with all gradients, from a state of zeros. The roof of
+reading weights is of those for the state, which each step reads.
 """
 
 from __future__ import annotations

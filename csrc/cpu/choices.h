@@ -105,7 +105,6 @@ constexpr int64_t kVector = 16;
 // with 48, 48 and 34. Many blocks have whole vectors, and so do those of one
 // thread.
 inline int64_t size_of_a_block(int64_t size, int64_t most) {
-  size = std::max<int64_t>(size, 1); // an input may have no features
   const int64_t threads = at::get_num_threads();
   const auto blocks = at::divup(size, most);
   const auto even =
@@ -164,7 +163,7 @@ constexpr int64_t kMaxUnits = 128;
 
 // The cell backward.
 
-// Elements of a block of d_weights.
+// Elements of a block of d_weights. Zen 5.
 constexpr int64_t kWeightsBlock = 24576;
 // Columns of a block, at most. Wide blocks are written in long runs, so they
 // are for small batches, where each result is a sum of few terms. On the Xeon
@@ -186,8 +185,8 @@ inline int64_t weights_panel(int64_t batch, int64_t element_size) {
 constexpr int64_t kUnitsOfABackwardBlock = 64;
 
 // How d_input or d_old_h is computed: in blocks of so many columns, with chains
-// of so many terms, and with packed weights or with weights as they lie. Types
-// that are converted are always packed.
+// of so many terms, and with packed weights or with weights as they lie. Half
+// types are always packed: they are converted, or multiplied in pairs.
 struct ColumnBlocks {
   int64_t columns;
   int64_t terms;
@@ -214,7 +213,8 @@ ColumnBlocks column_blocks(int64_t batch, int64_t features, int64_t columns) {
   // The processor fetches ahead within a page: 1x2048x2048 takes half the time,
   // 16x512x512 13 % less. With 32 terms for fewer columns, 33x100x1000 would
   // take 31 % more on two threads; with shorter rows, others 8 % more. By the
-  // columns alone, so that results do not depend on the number of threads.
+  // columns, not by the width of a block, which depends on the number of
+  // threads: other chains would give other results.
   if (features >= kPage) {
     const auto pages = std::min<int64_t>(columns / kPage, 2);
     return {size_of_a_block(columns, 1024), 128 >> pages, false};
@@ -247,7 +247,7 @@ constexpr size_t kStepsWorthPackingBackward = 5;
 constexpr int64_t kRowsOfABackwardChunk = 1024;
 // Units of a panel backward. By the size alone, so that results do not depend
 // on the number of threads. (They do, by rounding, where oneDNN has no kernel:
-// the BLAS that PyTorch takes then may sum in another order for other rows.)
+// the BLAS that PyTorch takes then may sum in another order for other sizes.)
 constexpr int64_t backward_panel(int64_t state_size) {
   return state_size >= 512 ? 64 : 32;
 }

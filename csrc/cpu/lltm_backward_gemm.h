@@ -202,7 +202,8 @@ class BackwardColumns {
         grain_size(2 * task_rows_ * width_ * size_k_ / kFlopPerNanosecond),
         [&](int64_t begin, int64_t end) {
           Products<scalar_t> products(task_rows_, width_);
-          const Scratch<gemm_t> packed(is_packed() ? terms() * ld_packed_ : 0);
+          const Scratch<gemm_t> packed(
+              blocks_.packed ? terms() * ld_packed_ : 0);
           for (int64_t task = begin; task < end; ++task) {
             one_block(
                 task % row_tasks * task_rows_,
@@ -217,10 +218,6 @@ class BackwardColumns {
  private:
   static constexpr bool kConverts =
       !std::is_same_v<scalar_t, gemm_t> || kPair<gemm_t> == 2;
-
-  bool is_packed() const {
-    return kConverts || blocks_.packed;
-  }
 
   int64_t terms() const {
     return std::min(size_k_, blocks_.terms);
@@ -241,9 +238,7 @@ class BackwardColumns {
       for (int64_t row = 0, rows = 0; row < size_m; row += rows) {
         // Each call reads the weights anew, and those that lie far apart
         // slowly.
-        rows = is_packed() || size_m > kMaxRowsOfACall
-            ? rows_of_block(size_m - row)
-            : size_m;
+        rows = blocks_.packed ? rows_of_block(size_m - row) : size_m;
         gemm<gemm_t>(
             rows,
             size_n,
@@ -251,7 +246,7 @@ class BackwardColumns {
             d_gates_.rows + (first_row + row) * size_k_ + k,
             size_k_,
             B,
-            is_packed() ? ld_packed_ : features_,
+            blocks_.packed ? ld_packed_ : features_,
             products.of(C) + row * ldc,
             ldc,
             k > 0);
@@ -268,7 +263,7 @@ class BackwardColumns {
       gemm_t* packed) const {
     const auto* from = weights_ + k * features_ + column;
     if constexpr (!kConverts) {
-      if (!is_packed()) {
+      if (!blocks_.packed) {
         return from;
       }
     }
