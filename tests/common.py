@@ -36,8 +36,8 @@ each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 # (batch, input_features, state_size): ordinary, one of each, empty, odd, wider than a vector or a
 # block of threads; then what takes the CPU's products through each of their paths: few rows of the
-# batch and many, pairs of bfloat16 or not, more than one block of every dimension, and its rest;
-# rows of weights that are a multiple of 4 KiB long.
+# batch, many and one, pairs of bfloat16 or not, more than one block of every dimension, and its
+# rest; rows of weights that are a multiple of 4 KiB long.
 SHAPES = [
     (3, 5, 4),
     (1, 1, 1),
@@ -51,6 +51,7 @@ SHAPES = [
     (300, 8, 178),
     (70, 334, 202),
     (20, 3048, 24),
+    (1, 2600, 17),
     (2100, 3, 8),
 ]
 each_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)

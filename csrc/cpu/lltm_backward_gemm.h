@@ -3,6 +3,7 @@
 #include "cpu/choices.h"
 #include "cpu/lltm_backward_pointwise.h"
 #include "cpu/primitives/gemm.h"
+#include "cpu/primitives/outer_product.h"
 #include "cpu/primitives/pack.h"
 #include "cpu/primitives/scratch.h"
 #include "cpu/primitives/vectorize.h"
@@ -143,6 +144,26 @@ class BackwardWeights {
     const auto size_m = std::min(block_rows_, rows_ - row);
     const auto size_n = std::min(width_, features_ - column);
     auto* C = d_weights_ + row * features_ + column;
+    multiply(
+        row, size_m, column, size_n, products.of(C), products.ld(features_));
+    products.finish(size_m, size_n, C, features_);
+  }
+
+  void multiply(
+      int64_t row,
+      int64_t size_m,
+      int64_t column,
+      int64_t size_n,
+      at::opmath_type<out_t>* C,
+      int64_t ldc) const {
+    if constexpr (kPairs == 1) {
+      if (batch_ == 1 && !accumulate_) {
+        return vectorized<OuterProduct<gemm_t>>()(
+            {d_gates_.block(0) + row, packed_.data() + column, size_n, C, ldc},
+            0,
+            size_m);
+      }
+    }
     for (int64_t k = 0; k < batch_; k += kMaxK<gemm_t>) {
       gemm<gemm_t>(
           size_m,
@@ -152,11 +173,10 @@ class BackwardWeights {
           d_gates_.ld(k),
           packed_.data() + column * batch_ + k * width_,
           width_,
-          products.of(C),
-          products.ld(features_),
+          C,
+          ldc,
           accumulate_ || k > 0);
     }
-    products.finish(size_m, size_n, C, features_);
   }
 
   const CellSizes sizes_;

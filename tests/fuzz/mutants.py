@@ -134,6 +134,12 @@ MUTANTS = [
         "",
     ),
     Mutant(
+        "rows of an outer product that are one",
+        "csrc/cpu/primitives/outer_product.h",
+        "multiply(a[row], b, C + row * ldc);",
+        "multiply(a[begin], b, C + row * ldc);",
+    ),
+    Mutant(
         "two results that are one",
         "csrc/ops/lltm_sequence_composite.cpp",
         "(steps.empty() ? d_c0.clone() : d_c0)",
