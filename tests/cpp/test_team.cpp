@@ -6,8 +6,11 @@
 #include <c10/util/Exception.h>
 
 #include <sched.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -98,6 +101,17 @@ void test_threads_of_one_processor_are_no_team() {
   TORCH_CHECK(slots == 1, "expected 1 slot, but got ", slots);
 }
 
+// With OMP_PROC_BIND each thread, this one too, has a processor of its own.
+void test_threads_that_are_bound_are_a_team() {
+  cpu_set_t own, all;
+  TORCH_CHECK(sched_getaffinity(0, sizeof(own), &own) == 0);
+  TORCH_CHECK(CPU_COUNT(&own) == 1, "OpenMP has not bound this thread");
+  TORCH_CHECK(sched_getaffinity(getppid(), sizeof(all), &all) == 0);
+  const int64_t expected = std::min(4, CPU_COUNT(&all));
+  const auto slots = lltm::team_shape(1000000, 50, 4, 10).slots();
+  TORCH_CHECK(slots == expected, "expected ", expected, ", but got ", slots);
+}
+
 } // namespace
 
 int main() {
@@ -113,6 +127,10 @@ int main() {
     }
   }
   at::set_num_threads(4);
-  test_threads_of_one_processor_are_no_team();
+  if (std::getenv("OMP_PROC_BIND")) {
+    test_threads_that_are_bound_are_a_team();
+  } else {
+    test_threads_of_one_processor_are_no_team();
+  }
   return 0;
 }

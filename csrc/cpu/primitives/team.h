@@ -4,8 +4,8 @@
 
 #include <ATen/Parallel.h>
 
-#if defined(__linux__)
-#include <sched.h>
+#ifdef _OPENMP
+#include <omp.h>
 #endif
 
 #include <algorithm>
@@ -110,15 +110,14 @@ max_row_groups(bool packed, int64_t batch, int64_t weight_bytes) {
   return packed ? 1 : batch / rows_worth_all_weights(weight_bytes);
 }
 
-// The processors that the system lets this thread run on.
+// The processors that the threads of a team may run on. OpenMP counts them, for
+// with OMP_PROC_BIND the system lets each thread run on one alone.
 inline int64_t num_processors() {
-#if defined(__linux__)
-  cpu_set_t processors;
-  if (sched_getaffinity(0, sizeof(processors), &processors) == 0) {
-    return CPU_COUNT(&processors);
-  }
-#endif
+#ifdef _OPENMP
+  return omp_get_num_procs();
+#else
   return std::thread::hardware_concurrency();
+#endif
 }
 
 // nanoseconds: of one step on one thread.
