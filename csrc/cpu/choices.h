@@ -172,10 +172,12 @@ constexpr int64_t kWeightsBlock = 24576;
 // 64x1024x1024; at 512x512x512 it would take 13 % more with 512. In bfloat16,
 // 256 columns take 30 % less time than 2048 at 8x1024x1024. On Zen 4 training
 // takes 21 % less at 16x1x1000, and the same at larger shapes. A power of two:
-// few sizes, for oneDNN generates a kernel for each.
+// few sizes, for oneDNN generates a kernel for each. One row of the batch takes
+// no kernel of oneDNN's, and d_weights is written best in whole rows: with 2048
+// columns, 1x2048x512 takes twice the time on Zen 4.
 inline int64_t weights_panel(int64_t batch, int64_t element_size) {
   const int64_t elements = element_size == 2 ? 16384 : 32768;
-  const int64_t most = element_size == 2 ? 256 : 2048;
+  const int64_t most = element_size == 2 ? 256 : batch == 1 ? 16384 : 2048;
   int64_t width = 64;
   while (2 * width <= most && 2 * width * batch <= elements) {
     width *= 2;
@@ -212,11 +214,11 @@ ColumnBlocks column_blocks(int64_t batch, int64_t features, int64_t columns) {
   if (sizeof(scalar_t) == 2) {
     return {size_of_a_block(columns, 1024), 128, true};
   }
-  // The processor fetches ahead within a page: 1x2048x2048 takes half the time,
-  // 16x512x512 13 % less. With 32 terms for fewer columns, 33x100x1000 would
-  // take 31 % more on two threads; with shorter rows, others 8 % more. By the
-  // columns, not by the width of a block, which depends on the number of
-  // threads: other chains would give other results.
+  // The processor fetches ahead within a page: 16x512x512 takes 13 % less time.
+  // With 32 terms for fewer columns, 33x100x1000 would take 31 % more on two
+  // threads; with shorter rows, others 8 % more. By the columns, not by the
+  // width of a block, which depends on the number of threads: other chains
+  // would give other results.
   if (features >= kPage) {
     const auto pages = std::min<int64_t>(columns / kPage, 2);
     return {size_of_a_block(columns, 1024), 128 >> pages, false};

@@ -5,6 +5,7 @@
 #include "cpu/primitives/gemm.h"
 #include "cpu/primitives/outer_product.h"
 #include "cpu/primitives/pack.h"
+#include "cpu/primitives/row_times_matrix.h"
 #include "cpu/primitives/scratch.h"
 #include "cpu/primitives/vectorize.h"
 
@@ -215,6 +216,11 @@ class BackwardColumns {
         task_rows_(std::min(batch_, kRowsOfATask)) {}
 
   void run() const {
+    if constexpr (!kConverts) {
+      if (batch_ == 1) {
+        return run_one_row();
+      }
+    }
     const auto row_tasks = at::divup(batch_, task_rows_);
     at::parallel_for(
         0,
@@ -238,6 +244,23 @@ class BackwardColumns {
  private:
   static constexpr bool kConverts =
       !std::is_same_v<scalar_t, gemm_t> || kPair<gemm_t> == 2;
+
+  // Threads share whole vectors, so the last columns alone are rounded as
+  // scalars, whatever the number of threads.
+  void run_one_row() const {
+    const auto bytes_of_a_vector =
+        kVector * size_k_ * static_cast<int64_t>(sizeof(gemm_t));
+    at::parallel_for(
+        0,
+        at::divup(columns_, kVector),
+        grain_size(bytes_of_a_vector / kBytesPerNanosecond),
+        [&](int64_t begin, int64_t end) {
+          vectorized<RowTimesMatrix<gemm_t>>()(
+              {size_k_, d_gates_.rows, weights_, features_, d_X_},
+              begin * kVector,
+              std::min(end * kVector, columns_));
+        });
+  }
 
   int64_t terms() const {
     return std::min(size_k_, blocks_.terms);

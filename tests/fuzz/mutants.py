@@ -140,6 +140,12 @@ MUTANTS = [
         "multiply(a[begin], b, C + row * ldc);",
     ),
     Mutant(
+        "lost rows of a product of one row",
+        "csrc/cpu/primitives/row_times_matrix.h",
+        "for (; row < rows; ++row) {",
+        "for (; row + 1 < rows; ++row) {",
+    ),
+    Mutant(
         "two results that are one",
         "csrc/ops/lltm_sequence_composite.cpp",
         "(steps.empty() ? d_c0.clone() : d_c0)",
