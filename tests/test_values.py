@@ -195,7 +195,9 @@ def test_results_are_the_same_from_run_to_run(device, operator, shape):
                 (1, 20, 1024, 300),
                 (1, 6, 2048, 40),
                 (1, 1, 0, 33),
+                (1, 1, 300, 200),
                 (1, 20, 97, 51),
+                (1, 33, 1000, 24),
             ],
         ),
         *itertools.product(

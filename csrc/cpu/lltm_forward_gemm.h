@@ -57,8 +57,8 @@ class ForwardGemm {
     pack();
     const auto unit_blocks = at::divup(a_.state_size, units_);
     const auto panel_blocks = at::divup(panels_, panels_per_task_);
-    const auto nanoseconds = 6 * units_ * panels_per_task_ * width(0) *
-        features_ / kFlopPerNanosecond;
+    const auto nanoseconds =
+        nanoseconds_of(units_, panels_per_task_ * width(0));
     at::parallel_for(
         0,
         unit_blocks * panel_blocks,
@@ -103,11 +103,17 @@ class ForwardGemm {
         feature * width(panel);
   }
 
+  int64_t nanoseconds_of(int64_t units, int64_t rows) const {
+    return 6 * units * rows * features_ / kFlopPerNanosecond;
+  }
+
   // A block has many units, because each call of gemm() has a cost.
   int64_t units_per_block() const {
     const auto most =
         std::min(kMaxUnits, kProductsOfAGate / std::min(width(0), kPanelWidth));
-    return size_of_a_block(a_.state_size, most);
+    const auto nanoseconds = nanoseconds_of(a_.state_size, width(0));
+    return size_of_a_block(
+        a_.state_size, most, least_units(panels_, nanoseconds));
   }
 
   // Few blocks of units leave some panels for every thread.
