@@ -1,3 +1,4 @@
+import os
 import runpy
 
 from setuptools import setup
@@ -9,6 +10,9 @@ except ModuleNotFoundError:
         "lltm_ops is compiled against the torch it will run with, and there is none here: install "
         "torch first, then run `pip install --no-build-isolation .`"
     ) from None
+
+# ninja alone would run two more, which slow one another down where there are two processors.
+os.environ.setdefault("MAX_JOBS", str(len(os.sched_getaffinity(0))))
 
 # By its path: importing the package would load the library that is being built.
 extension_file = runpy.run_path("lltm_ops/_extension.py")

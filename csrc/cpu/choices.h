@@ -1,15 +1,16 @@
 #pragma once
 
 #include "cpu/cell_sizes.h"
+#include "cpu/primitives/cpu_capability.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/Version.h>
 
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 
 // What the kernels choose: which path a call takes, sizes of blocks, and how
 // long work is expected to take. Results differ by rounding at most.
@@ -100,6 +101,15 @@ constexpr int64_t kStreamedVectors = 3;
 // padded to whole vectors.
 constexpr int64_t kVector = 16;
 
+// The same at run time: with AVX2 a vector of float32 has 8.
+template <typename gemm_t>
+int64_t columns_of_a_vector() {
+  return std::is_same_v<gemm_t, float> &&
+          cpu_capability() == CPUCapability::kAVX2
+      ? kVector / 2
+      : kVector;
+}
+
 // The size of blocks of hidden units or columns, at most so large, and at least
 // so large where that is possible. If there are few blocks, each thread gets as
 // much as any other: on two threads of the Xeon, 512x2048x130 takes 27 % less
@@ -145,16 +155,37 @@ constexpr int64_t kDotRows = 24;
 // 96 % of the roof on Zen 4 (32: 80), and 95 on the Xeon (89); elsewhere they
 // are within 2 %.
 constexpr int64_t kPanelWidth = 64;
+// oneDNN's products with 80 columns take 8 % longer than with whole panels
+inline int64_t width_of_panels(int64_t rows) {
+  const auto panels = std::max<int64_t>(1, at::divup(rows, kPanelWidth));
+  return at::divup(at::divup(rows, panels), kVector) * kVector;
+}
+// Rows of a last panel that GemmOf24Columns multiplies: with AVX-512, where the
+// batch would fill half of its last vector at most.
+inline int64_t rows_of_folded_panel(int64_t batch) {
+  const auto rest = batch % kVector;
+  return cpu_capability() == CPUCapability::kAVX512 && batch > kVector &&
+          rest > 0 && rest <= kVector / 2
+      ? kVector + rest
+      : 0;
+}
 // Features of a panel that are packed as one task.
 constexpr int64_t kPackedFeatures = 512;
-// Rows of weights that a call multiplies with one panel. With up to 32 columns
-// oneDNN reads some 12 rows side by side, and if they collide in a cache of 8
-// ways, calls of few rows lose less: 32x512x512 on Zen 4 reaches 92 % of the
-// roof (80 in one call). Zen 5 reaches 90 % in one call, with 12 ways.
+// Rows of weights that a call multiplies with one panel. oneDNN reads some 12
+// rows side by side for 32 columns, and more for 16. If they collide in a cache
+// of 8 ways, calls of few rows lose less: on Zen 4 products run at 113 GFLOP/s
+// for 32 columns (105 in one call) and at 109 for 16 (55). Zen 5, with 12 ways,
+// reaches 90 % of the roof at 32x512x512 in one call.
 inline int64_t rows_of_weights_in_a_call(int64_t row_bytes, int64_t width) {
-  return width <= 32 && l1_ways() <= 8 && rows_collide(row_bytes)
-      ? 16
-      : std::numeric_limits<int64_t>::max();
+  if (rows_collide(row_bytes)) {
+    if (width <= 16) {
+      return 8;
+    }
+    if (width <= 32 && l1_ways() <= 8) {
+      return 16;
+    }
+  }
+  return std::numeric_limits<int64_t>::max();
 }
 // Products of a gate that a block computes for one panel.
 constexpr int64_t kProductsOfAGate = 4096;
@@ -295,8 +326,10 @@ constexpr int64_t block_in_turn(int64_t step, int64_t i, int64_t blocks) {
 // bfloat16 take half the room, and their gates are computed in whole registers
 // of 32 elements: there, two vectors take 4 to 19 % less time on the Xeon.
 inline int64_t vectors_of_a_block(int64_t batch, int64_t element_size) {
-  static const bool one_is_faster = at::get_cpu_capability() == "AVX512";
-  return one_is_faster && batch >= 16 && element_size >= 4 ? 1 : 2;
+  return cpu_capability() == CPUCapability::kAVX512 && batch >= 16 &&
+          element_size >= 4
+      ? 1
+      : 2;
 }
 
 // Rows of the batch that each thread must have to take all weights by itself:

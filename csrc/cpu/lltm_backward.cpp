@@ -3,10 +3,10 @@
 #include "cpu/lltm_backward_gemm.h"
 #include "cpu/lltm_backward_pointwise.h"
 #include "cpu/primitives/gemm.h"
+#include "cpu/primitives/profiled_path.h"
 #include "cpu/primitives/scratch.h"
 
 #include <ATen/OpMathType.h>
-#include <ATen/record_function.h>
 
 namespace lltm {
 
@@ -55,11 +55,11 @@ template <typename scalar_t>
 void backward_step(const BackwardPointers<scalar_t>& pointers) {
   if constexpr (kPair<scalar_t> == 2) {
     if (has_bfloat16_gemm()) {
-      RECORD_USER_SCOPE("lltm::backward_gemm_bfloat16");
+      const ProfiledPath path("lltm::backward_gemm_bfloat16");
       return backward_gemm<scalar_t, scalar_t>(pointers);
     }
   }
-  RECORD_USER_SCOPE("lltm::backward_gemm");
+  const ProfiledPath path("lltm::backward_gemm");
   backward_gemm<scalar_t, at::opmath_type<scalar_t>>(pointers);
 }
 

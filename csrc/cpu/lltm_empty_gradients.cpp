@@ -1,7 +1,6 @@
 #include "cpu/lltm_empty_gradients.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/EmptyTensor.h>
 
 namespace lltm {
 
@@ -16,8 +15,8 @@ BackwardResult empty_gradients(
     if (!wanted) {
       return at::Tensor();
     }
-    return nothing_to_sum ? at::zeros(sizes, input.options())
-                          : at::empty(sizes, input.options());
+    const at::Tensor memory = at::detail::empty_cpu(sizes, input.options());
+    return nothing_to_sum ? memory.zero_() : memory;
   };
   return {
       empty(output_mask[0], input.sizes()),

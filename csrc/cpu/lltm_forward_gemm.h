@@ -3,6 +3,7 @@
 #include "cpu/choices.h"
 #include "cpu/lltm_forward_pointwise.h"
 #include "cpu/primitives/gemm.h"
+#include "cpu/primitives/gemm_of_24_columns.h"
 #include "cpu/primitives/pack.h"
 #include "cpu/primitives/scratch.h"
 #include "cpu/primitives/vectorize.h"
@@ -48,10 +49,12 @@ class ForwardGemm {
  public:
   explicit ForwardGemm(const ForwardPointers<scalar_t>& pointers)
       : a_(pointers),
-        panels_(std::max<int64_t>(1, a_.batch / kPanelWidth)),
+        folded_rows_(kFolds ? rows_of_folded_panel(a_.batch) : 0),
+        panel_width_(width_of_panels(a_.batch - folded_rows_)),
+        panels_(panels()),
         units_(units_per_block()),
         panels_per_task_(panels_per_task()),
-        packed_(round_up(a_.batch, kVector) * features_) {}
+        packed_((end_row(panels_ - 1)) * round_up(features_, 2)) {}
 
   void run() {
     pack();
@@ -86,20 +89,40 @@ class ForwardGemm {
   static constexpr bool kConverts = !std::is_same_v<scalar_t, gemm_t>;
   static constexpr auto kPairs = kPair<gemm_t>;
 
-  // The last panel takes the rest, up to twice the others' width, in whole
-  // vectors.
-  int64_t width(int64_t panel) const {
-    return panel + 1 < panels_
-        ? kPanelWidth
-        : round_up(a_.batch - panel * kPanelWidth, kVector);
+  // GemmOf24Columns multiplies float32.
+  static constexpr bool kFolds = std::is_same_v<gemm_t, float>;
+
+  int64_t panels() const {
+    return at::divup(a_.batch - folded_rows_, kPanelWidth) +
+        (folded_rows_ > 0 ? 1 : 0);
+  }
+
+  bool is_folded(int64_t panel) const {
+    return folded_rows_ > 0 && panel == panels_ - 1;
+  }
+
+  int64_t first_row(int64_t panel) const {
+    return is_folded(panel) ? a_.batch - folded_rows_ : panel * panel_width_;
   }
 
   int64_t rows(int64_t panel) const {
-    return std::min(width(panel), a_.batch - panel * kPanelWidth);
+    return is_folded(panel)
+        ? folded_rows_
+        : std::min(panel_width_, a_.batch - folded_rows_ - first_row(panel));
+  }
+
+  int64_t width(int64_t panel) const {
+    return is_folded(panel)
+        ? kFoldedColumns
+        : round_up(rows(panel), columns_of_a_vector<gemm_t>());
+  }
+
+  int64_t end_row(int64_t panel) const {
+    return first_row(panel) + width(panel);
   }
 
   gemm_t* packed(int64_t panel, int64_t feature) const {
-    return packed_.data() + panel * kPanelWidth * features_ +
+    return packed_.data() + first_row(panel) * features_ +
         feature * width(panel);
   }
 
@@ -109,8 +132,7 @@ class ForwardGemm {
 
   // A block has many units, because each call of gemm() has a cost.
   int64_t units_per_block() const {
-    const auto most =
-        std::min(kMaxUnits, kProductsOfAGate / std::min(width(0), kPanelWidth));
+    const auto most = std::min(kMaxUnits, kProductsOfAGate / width(0));
     const auto nanoseconds = nanoseconds_of(a_.state_size, width(0));
     return size_of_a_block(
         a_.state_size, most, least_units(panels_, nanoseconds));
@@ -140,6 +162,11 @@ class ForwardGemm {
             pack(panel, first, last, a_.old_h, 0, a_.state_size);
             pack(
                 panel, first, last, a_.input, a_.state_size, a_.input_features);
+            if constexpr (kFolds) {
+              if (is_folded(panel)) {
+                fold(panel, first, last);
+              }
+            }
           }
         });
   }
@@ -157,7 +184,7 @@ class ForwardGemm {
     const auto begin = std::max(first - offset, int64_t(0));
     const auto end = std::min(last - offset, size);
     if (begin < end) {
-      const auto* rows_of_panel = from + panel * kPanelWidth * size;
+      const auto* rows_of_panel = from + first_row(panel) * size;
       vectorized<PackTransposed<from_t, to_t>>()(
           {reinterpret_cast<const from_t*>(rows_of_panel),
            size / kPairs,
@@ -168,6 +195,23 @@ class ForwardGemm {
           begin / kPairs,
           end / kPairs);
     }
+  }
+
+  // Packed features in [first, last), of which first is even.
+  void fold(int64_t panel, int64_t first, int64_t last) {
+    if (last % 2 == 1) {
+      std::fill_n(packed(panel, last), kFoldedColumns, gemm_t(0));
+    }
+    vectorized<FoldRows>()({packed(panel, 0)}, first / 2, at::divup(last, 2));
+  }
+
+  // The products of a panel, among those of a task.
+  opmath_t* products_of(
+      int64_t panel,
+      int64_t first_panel,
+      int64_t units,
+      opmath_t* products) const {
+    return products + 3 * units * (first_row(panel) - first_row(first_panel));
   }
 
   void one_block(
@@ -196,13 +240,13 @@ class ForwardGemm {
         }
         for (int64_t panel = first_panel; panel < end_panel; ++panel) {
           multiply(
+              panel,
               gates * units,
               size_k,
               A,
               kConverts ? size_k : features_,
               packed(panel, k),
-              width(panel),
-              products + 3 * units * (panel - first_panel) * kPanelWidth +
+              products_of(panel, first_panel, units, products) +
                   gate * units * width(panel),
               k > 0);
         }
@@ -213,7 +257,7 @@ class ForwardGemm {
           panel,
           first_unit,
           units,
-          products + 3 * units * (panel - first_panel) * kPanelWidth);
+          products_of(panel, first_panel, units, products));
     }
   }
 
@@ -230,23 +274,31 @@ class ForwardGemm {
           a_,
           {rows_of_products,
            round_up(units, kVector),
-           panel * kPanelWidth + row,
+           first_row(panel) + row,
            std::min(kVector, rows(panel) - row),
            first_unit,
            first_unit + units});
     }
   }
 
-  // C [rows, width] = A [rows, size_k] @ B [size_k, width]
+  // C [rows, width] = A [rows, size_k] @ B [size_k, width], for the width of a
+  // panel.
   void multiply(
+      int64_t panel,
       int64_t rows,
       int64_t size_k,
       const gemm_t* A,
       int64_t lda,
       const gemm_t* B,
-      int64_t width,
       opmath_t* C,
       bool accumulate) const {
+    if constexpr (kFolds) {
+      if (is_folded(panel)) {
+        return vectorized<GemmOf24Columns>()(
+            {size_k, A, lda, B, C, accumulate}, 0, rows);
+      }
+    }
+    const auto width = this->width(panel);
     const auto at_once =
         std::min(rows, rows_of_weights_in_a_call(lda * sizeof(gemm_t), width));
     for (int64_t row = 0; row < rows; row += at_once) {
@@ -266,6 +318,8 @@ class ForwardGemm {
 
   const ForwardPointers<scalar_t>& a_;
   const int64_t features_ = a_.features();
+  const int64_t folded_rows_; // of the last panel, if it is folded
+  const int64_t panel_width_; // of the others, but the last of them
   const int64_t panels_;
   const int64_t units_;
   const int64_t panels_per_task_;

@@ -6,7 +6,7 @@
 #include "ops/lltm_checks.h"
 
 #include <ATen/Dispatch.h>
-#include <ATen/ops/empty.h>
+#include <ATen/EmptyTensor.h>
 #include <torch/library.h>
 
 namespace lltm {
@@ -18,11 +18,17 @@ ForwardWithGatesResult forward_kernel_impl(const ForwardArguments& a) {
   check_arguments(a);
   const auto batch = a.input.size(0);
   const auto state_size = a.old_h.size(1);
-  auto new_h = at::empty({batch, state_size}, a.input.options());
-  auto new_cell = at::empty({batch, state_size}, a.input.options());
+  // What at::empty() comes to; another dispatch is 0.3 us, a 30th of the
+  // smallest call.
+  const auto empty_rows = [&](int64_t columns) {
+    return at::Tensor(
+        at::detail::empty_cpu({batch, columns}, a.input.options()));
+  };
+  at::Tensor new_h = empty_rows(state_size);
+  at::Tensor new_cell = empty_rows(state_size);
   at::Tensor gates;
   if constexpr (write_gates) {
-    gates = at::empty({batch, 3 * state_size}, a.input.options());
+    gates = empty_rows(3 * state_size);
   }
   if (batch == 0 || state_size == 0) {
     return {std::move(new_h), std::move(new_cell), std::move(gates)};

@@ -7,13 +7,13 @@
 #include "cpu/primitives/gemm.h"
 #include "cpu/primitives/gemm_of_rows.h"
 #include "cpu/primitives/pack.h"
+#include "cpu/primitives/profiled_path.h"
 #include "cpu/primitives/scratch.h"
 #include "cpu/primitives/team.h"
 #include "cpu/primitives/vectorize.h"
 #include "ops/gate_math.h"
 
 #include <ATen/OpMathType.h>
-#include <ATen/record_function.h>
 
 #include <algorithm>
 #include <type_traits>
@@ -478,11 +478,11 @@ void sequence_backward_steps(
     const SequenceBackwardPointers<scalar_t>& pointers) {
   if constexpr (kPair<scalar_t> == 2) {
     if (has_bfloat16_gemm()) {
-      RECORD_USER_SCOPE("lltm::sequence_backward_gemm_bfloat16");
+      const ProfiledPath path("lltm::sequence_backward_gemm_bfloat16");
       return SequenceBackward<scalar_t, scalar_t>(pointers).run();
     }
   }
-  RECORD_USER_SCOPE("lltm::sequence_backward_gemm");
+  const ProfiledPath path("lltm::sequence_backward_gemm");
   SequenceBackward<scalar_t, at::opmath_type<scalar_t>>(pointers).run();
 }
 

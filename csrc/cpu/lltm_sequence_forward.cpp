@@ -8,12 +8,12 @@
 #include "cpu/primitives/gemm.h"
 #include "cpu/primitives/gemm_of_rows.h"
 #include "cpu/primitives/pack.h"
+#include "cpu/primitives/profiled_path.h"
 #include "cpu/primitives/scratch.h"
 #include "cpu/primitives/team.h"
 #include "cpu/primitives/vectorize.h"
 
 #include <ATen/OpMathType.h>
-#include <ATen/record_function.h>
 
 #include <algorithm>
 #include <type_traits>
@@ -417,14 +417,14 @@ class SequenceForward {
 template <typename scalar_t>
 void sequence_forward_steps(const SequenceForwardPointers<scalar_t>& pointers) {
   if (pointers.steps.size() < kStepsWorthPacking) {
-    RECORD_USER_SCOPE("lltm::sequence_forward_step_by_step");
+    const ProfiledPath path("lltm::sequence_forward_step_by_step");
     return forward_step_by_step(pointers);
   }
   if constexpr (kPair<scalar_t> == 2) {
     const bool whole_pairs =
         pointers.state_size % 2 == 0 && pointers.input_features % 2 == 0;
     if (whole_pairs && has_bfloat16_gemm()) {
-      RECORD_USER_SCOPE("lltm::sequence_forward_gemm_bfloat16");
+      const ProfiledPath path("lltm::sequence_forward_gemm_bfloat16");
       return SequenceForward<scalar_t, scalar_t>(pointers, true).run();
     }
   }
@@ -434,11 +434,11 @@ void sequence_forward_steps(const SequenceForwardPointers<scalar_t>& pointers) {
     const auto weight_bytes = 3 * size * size * int64_t(sizeof(scalar_t));
     if (!is_packing_faster(
             pointers.batch, pointers.steps.size(), weight_bytes)) {
-      RECORD_USER_SCOPE("lltm::sequence_forward_dot");
+      const ProfiledPath path("lltm::sequence_forward_dot");
       return SequenceForward<scalar_t, scalar_t>(pointers, false).run();
     }
   }
-  RECORD_USER_SCOPE("lltm::sequence_forward_gemm");
+  const ProfiledPath path("lltm::sequence_forward_gemm");
   SequenceForward<scalar_t, opmath_t>(pointers, true).run();
 }
 

@@ -1,15 +1,15 @@
 #pragma once
 
-#include <ATen/Version.h>
+#include "cpu/primitives/cpu_capability.h"
+
 #include <c10/macros/Macros.h>
 
 #include <cstdint>
-#include <string>
 
 // The body of a loop compiled for each instruction set, and the choice at run
-// time. ATen's choice is followed, so ATEN_CPU_CAPABILITY=default|avx2|avx512
-// selects a path. No per-file compiler flags: the body is plain C++, marked
-// always_inline, and takes on the instruction set of the function around it.
+// time, by cpu_capability(). No per-file compiler flags: the body is plain C++,
+// marked always_inline, and takes on the instruction set of the function around
+// it.
 #if defined(__x86_64__) && defined(__GNUC__) && \
     !defined(LLTM_ONE_INSTRUCTION_SET)
 #define LLTM_AVX2 __attribute__((target("avx2,fma,f16c")))
@@ -58,12 +58,13 @@ using Run = void (*)(const Body&, int64_t, int64_t);
 template <typename Body>
 Run<Body> choose_run() {
 #ifdef LLTM_AVX2
-  const std::string capability = at::get_cpu_capability();
-  if (capability == "AVX512") {
-    return &run_avx512<Body>;
-  }
-  if (capability == "AVX2") {
-    return &run_avx2<Body>;
+  switch (cpu_capability()) {
+    case CPUCapability::kAVX512:
+      return &run_avx512<Body>;
+    case CPUCapability::kAVX2:
+      return &run_avx2<Body>;
+    case CPUCapability::kDefault:
+      break;
   }
 #endif
   return &run_default<Body>;
