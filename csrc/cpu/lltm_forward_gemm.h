@@ -54,7 +54,7 @@ class ForwardGemm {
         panels_(panels()),
         units_(units_per_block()),
         panels_per_task_(panels_per_task()),
-        packed_((end_row(panels_ - 1)) * round_up(features_, 2)) {}
+        packed_(end_row(panels_ - 1) * round_up(features_, 2)) {}
 
   void run() {
     pack();
@@ -69,7 +69,7 @@ class ForwardGemm {
         [&](int64_t begin, int64_t end) {
           // Transposition reads whole tiles.
           const Scratch<opmath_t> products(
-              3 * units_ * kPanelWidth * (panels_per_task_ + 1) +
+              3 * units_ * kPanelWidth * panels_per_task_ +
               kVector * 2 * kPanelWidth);
           const Scratch<gemm_t> converted(
               kConverts ? 3 * units_ * kMaxK<gemm_t> : 0);
@@ -92,6 +92,7 @@ class ForwardGemm {
   // GemmOf24Columns multiplies float32.
   static constexpr bool kFolds = std::is_same_v<gemm_t, float>;
 
+  // The last panel is folded, if any is.
   int64_t panels() const {
     return at::divup(a_.batch - folded_rows_, kPanelWidth) +
         (folded_rows_ > 0 ? 1 : 0);
@@ -318,8 +319,8 @@ class ForwardGemm {
 
   const ForwardPointers<scalar_t>& a_;
   const int64_t features_ = a_.features();
-  const int64_t folded_rows_; // of the last panel, if it is folded
-  const int64_t panel_width_; // of the others, but the last of them
+  const int64_t folded_rows_; // of the last panel; 0: it is like the others
+  const int64_t panel_width_; // of panels that are not folded
   const int64_t panels_;
   const int64_t units_;
   const int64_t panels_per_task_;

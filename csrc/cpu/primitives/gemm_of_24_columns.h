@@ -10,8 +10,8 @@
 #include <type_traits>
 
 // Products with 24 columns in float32. With AVX-512, oneDNN computes them as
-// 32. Here a vector holds two terms for each of 8 columns, so three vectors
-// hold no padding.
+// 32. Here K is folded: a vector holds two terms for each of 8 columns, so
+// three vectors hold no padding.
 namespace lltm {
 
 constexpr int64_t kFoldedColumns = 24;
@@ -46,17 +46,21 @@ struct GemmOf24Columns {
   // Rows of C.
   template <int64_t kBytes>
   C10_ALWAYS_INLINE void run(int64_t begin, int64_t end) const {
-    constexpr int64_t most = kHasManyRegisters<kBytes> ? 6 : 1;
-    int64_t row = begin;
-    for (; row + most <= end; row += most) {
-      tile<kBytes, most>(row);
+    auto row = begin;
+    if constexpr (kHasManyRegisters<kBytes>) {
+      row = tiles<kBytes, 6>(row, end);
+      row = tiles<kBytes, 3>(row, end);
     }
-    for (; row + most / 2 <= end && most > 1; row += most / 2) {
-      tile<kBytes, most / 2>(row);
+    tiles<kBytes, 1>(row, end);
+  }
+
+  // Returns the first row that is left.
+  template <int64_t kBytes, int64_t kRows>
+  C10_ALWAYS_INLINE int64_t tiles(int64_t row, int64_t end) const {
+    for (; row + kRows <= end; row += kRows) {
+      tile<kBytes, kRows>(row);
     }
-    for (; row < end; ++row) {
-      tile<kBytes, 1>(row);
-    }
+    return row;
   }
 
   template <int64_t kBytes>
