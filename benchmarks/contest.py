@@ -160,7 +160,7 @@ def run(
     threads = args.threads if args.device == "cpu" else [1]
     described = timing.describe(args.device, args.dtype) | {"title": title, "rounds": args.rounds}
     file = args.output / f"{name}_{args.device}_{args.dtype}.json"
-    print(", ".join(described[key] for key in ("machine", "caches") if key in described))
+    print(", ".join(described[key] for key in ("machine", "caches", "pages") if key in described))
     rows: list[dict[str, Any]] = []
     total = len(args.shapes) * len(threads) * len(KINDS) * (2 if args.device == "cuda" else 1)
     with tqdm(total=total, desc="timing", unit="row") as progress:

@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import platform
+import re
 import statistics
 import sys
 import tempfile
@@ -119,6 +120,14 @@ def caches() -> str:
     return ", ".join(found)
 
 
+def pages() -> str:
+    """How Linux gives out huge pages, and whether PyTorch asks for them."""
+    modes = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    mode = re.findall(r"\[(\w+)\]", modes.read_text() if modes.exists() else "[unknown]")[0]
+    asks = os.environ.get("THP_MEM_ALLOC_ENABLE", "not set")
+    return f"huge pages {mode}, THP_MEM_ALLOC_ENABLE {asks}"
+
+
 def write(run: dict[str, Any], file: Path) -> None:
     """Writes the JSON file, all of it or nothing: also before the last row, which may fail."""
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -147,7 +156,7 @@ def describe(device: str, dtype: str) -> dict[str, Any]:
     """Machine and versions, for the JSON file."""
     return {
         "machine": machine(device),
-        **({"caches": caches()} if device == "cpu" else {}),
+        **({"caches": caches(), "pages": pages()} if device == "cpu" else {}),
         "device": device,
         "dtype": dtype,
         "python": platform.python_version(),
