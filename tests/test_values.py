@@ -81,6 +81,23 @@ def test_each_argument_in_each_layout(device, operator, argument, layout):
         assert tensor is copy or torch.equal(tensor, copy)
 
 
+@each_device
+@each_dtype
+@pytest.mark.parametrize("batch", [1, 9, 16, 17, 24, 33, 40, 64])
+@pytest.mark.parametrize("input_features", [2, 3])
+def test_an_infinite_weight_reaches_no_unit_but_its_own(device, dtype, batch, input_features):
+    """Terms and rows that a kernel pads with zeros meet no weight: infinity times zero is NaN."""
+    for column in range(2 + input_features):
+        shape = (batch, input_features, 2)
+        input, weights, bias, old_h, old_cell = sample_inputs(device, dtype, shape)
+        input, old_h = input.abs() + 0.5, old_h.abs() + 0.5
+        weights[0, column] = float("inf")
+        inputs = (input, weights, bias, old_h, old_cell)
+        outputs = torch.ops.lltm.forward(*inputs)
+        for actual, expected in zip(outputs, lltm_ops.reference(*double(inputs)), strict=True):
+            assert_matches_float64(actual, expected)
+
+
 # Signed zeros, subnormals, where elu and tanh lose digits, where exp over- and underflows, and what
 # is not finite.
 SPECIAL_VALUES = [

@@ -101,7 +101,7 @@ constexpr int64_t kStreamedVectors = 3;
 // padded to whole vectors.
 constexpr int64_t kVector = 16;
 
-// The same at run time: with AVX2 a vector of float32 has 8.
+// What the batch is padded to: with AVX2 a vector of float32 has 8 columns.
 template <typename gemm_t>
 int64_t columns_of_a_vector() {
   return std::is_same_v<gemm_t, float> &&
@@ -155,12 +155,6 @@ constexpr int64_t kDotRows = 24;
 // 96 % of the roof on Zen 4 (32: 80), and 95 on the Xeon (89); elsewhere they
 // are within 2 %.
 constexpr int64_t kPanelWidth = 64;
-// Panels are about as wide as one another. On Zen 4, 80x512x512 takes 7 % less
-// time with 48 and 32 rows than with 80, at which oneDNN's products are slow.
-inline int64_t width_of_panels(int64_t rows) {
-  const auto panels = std::max<int64_t>(1, at::divup(rows, kPanelWidth));
-  return at::divup(at::divup(rows, panels), kVector) * kVector;
-}
 // Rows of a last panel that GemmOf24Columns multiplies, with AVX-512: at least
 // 17, if the batch would fill half of its last vector at most. On Zen 4 it runs
 // at oneDNN's rate, so 24x100x300 takes 19 % less time, 200x512x512 15 %.
@@ -198,8 +192,8 @@ constexpr int64_t kMaxPanelsPerTask = 8;
 constexpr int64_t kMaxUnits = 128;
 // Hidden units of a block, at least. Where one panel and few units would leave
 // threads idle, half a vector of units is worth a block if the step is long: on
-// two threads of Zen 4, 33x2048x31 takes 30 % less time and 64x2048x31 25 %,
-// and 64x513x17 would take more.
+// two threads of Zen 4, 64x2048x31 takes 25 % less time, and 64x513x17 would
+// take more.
 inline int64_t least_units(int64_t panels, int64_t nanoseconds) {
   return panels == 1 && nanoseconds >= 4 * kNanosecondsWorthAThread
       ? kVector / 2

@@ -15,8 +15,11 @@ BackwardResult empty_gradients(
     if (!wanted) {
       return at::Tensor();
     }
-    const at::Tensor memory = at::detail::empty_cpu(sizes, input.options());
-    return nothing_to_sum ? memory.zero_() : memory;
+    at::Tensor memory = at::detail::empty_cpu(sizes, input.options());
+    if (nothing_to_sum) {
+      memory.zero_();
+    }
+    return memory;
   };
   return {
       empty(output_mask[0], input.sizes()),

@@ -50,7 +50,6 @@ class ForwardGemm {
   explicit ForwardGemm(const ForwardPointers<scalar_t>& pointers)
       : a_(pointers),
         folded_rows_(kFolds ? rows_of_folded_panel(a_.batch) : 0),
-        panel_width_(width_of_panels(a_.batch - folded_rows_)),
         panels_(panels()),
         units_(units_per_block()),
         panels_per_task_(panels_per_task()),
@@ -103,13 +102,13 @@ class ForwardGemm {
   }
 
   int64_t first_row(int64_t panel) const {
-    return is_folded(panel) ? a_.batch - folded_rows_ : panel * panel_width_;
+    return is_folded(panel) ? a_.batch - folded_rows_ : panel * kPanelWidth;
   }
 
   int64_t rows(int64_t panel) const {
     return is_folded(panel)
         ? folded_rows_
-        : std::min(panel_width_, a_.batch - folded_rows_ - first_row(panel));
+        : std::min(kPanelWidth, a_.batch - folded_rows_ - first_row(panel));
   }
 
   int64_t width(int64_t panel) const {
@@ -320,7 +319,6 @@ class ForwardGemm {
   const ForwardPointers<scalar_t>& a_;
   const int64_t features_ = a_.features();
   const int64_t folded_rows_; // of the last panel; 0: it is like the others
-  const int64_t panel_width_; // of panels that are not folded
   const int64_t panels_;
   const int64_t units_;
   const int64_t panels_per_task_;

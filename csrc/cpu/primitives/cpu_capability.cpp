@@ -6,11 +6,20 @@
 
 namespace lltm {
 
-CPUCapability cpu_capability() {
-  static const std::string name = at::get_cpu_capability();
+namespace {
+
+CPUCapability ask_aten() {
+  const std::string name = at::get_cpu_capability();
   return name == "AVX512" ? CPUCapability::kAVX512
       : name == "AVX2"    ? CPUCapability::kAVX2
                           : CPUCapability::kDefault;
+}
+
+} // namespace
+
+CPUCapability cpu_capability() {
+  static const auto capability = ask_aten();
+  return capability;
 }
 
 } // namespace lltm

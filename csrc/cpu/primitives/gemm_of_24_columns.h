@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cpu/choices.h"
 #include "cpu/primitives/lanes.h"
 #include "cpu/primitives/vectorize.h"
 
@@ -7,7 +8,6 @@
 
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
 
 // Products with 24 columns in float32. With AVX-512, oneDNN computes them as
 // 32. Here K is folded: a vector holds two terms for each of 8 columns, so
@@ -15,6 +15,7 @@
 namespace lltm {
 
 constexpr int64_t kFoldedColumns = 24;
+static_assert(kFoldedColumns == kVector + kVector / 2);
 
 // Makes [K / 2, 24, 2] of a packed B [K, 24], in place, for pairs of rows in
 // [begin, end). The row after the last of an odd K has to be zero.
@@ -110,15 +111,17 @@ struct GemmOf24Columns {
     }
   }
 
-  // One term, or two in turn, in all lanes: an instruction.
+  // Two terms in turn in all lanes, or one and zero: the other lane of an odd K
+  // holds a zero in B, and infinity times that would be NaN.
   template <int64_t kBytes, int64_t kTerms>
   static C10_ALWAYS_INLINE void broadcast(
       const float* from,
       typename Lanes<float, kBytes>::type& to) {
-    using bits_t = std::conditional_t<kTerms == 2, int64_t, int32_t>;
-    bits_t bits;
-    std::memcpy(&bits, from, sizeof(bits));
-    const auto all = typename Lanes<bits_t, kBytes>::type{} + bits;
+    float terms[2] = {};
+    std::memcpy(terms, from, kTerms * sizeof(float));
+    int64_t bits;
+    std::memcpy(&bits, terms, sizeof(bits));
+    const auto all = typename Lanes<int64_t, kBytes>::type{} + bits;
     std::memcpy(&to, &all, sizeof(to));
   }
 
