@@ -15,6 +15,7 @@ BackwardResult empty_gradients(
     if (!wanted) {
       return at::Tensor();
     }
+    // Not at::empty(), as in lltm_kernel.cpp.
     at::Tensor memory = at::detail::empty_cpu(sizes, input.options());
     if (nothing_to_sum) {
       memory.zero_();
