@@ -91,6 +91,8 @@ def compile_args(cuda: bool) -> dict[str, list[str]]:
         *(["-O0", "-g"] if debug else ["-O3", "-g0"]),
         "-Wall",
         "-fopenmp",
+        # Else some of ATen's headers include those of all of its operators.
+        "-DAT_PER_OPERATOR_HEADERS",
         # gcc vectorises the gate mathematics only with these two.
         "-fno-math-errno",
         "-fno-trapping-math",

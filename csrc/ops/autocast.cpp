@@ -1,6 +1,13 @@
 #include "ops/autocast.h"
 
+#include "ops/dispatch.h"
+#include "ops/lltm.h"
+#include "ops/lltm_checks.h"
+#include "ops/lltm_sequence.h"
+#include "ops/lltm_sequence_checks.h"
+
 #include <ATen/autocast_mode.h>
+#include <torch/library.h>
 
 namespace lltm {
 
@@ -15,6 +22,30 @@ at::Tensor cast_for_autocast(
     c10::DeviceType device_type) {
   return at::autocast::cached_cast(
       at::autocast::get_autocast_dtype(device_type), tensor, device_type);
+}
+
+namespace {
+
+// All arguments in the autocast dtype, as for lstm_cell. What goes backward has
+// no kernel here: it keeps the dtypes of what forward saved.
+void implement(torch::Library& m) {
+  m.impl("forward", as_kernel<autocast_kernel<forward>>());
+  m.impl(
+      "_forward_with_gates", as_kernel<autocast_kernel<_forward_with_gates>>());
+  m.impl("sequence_forward", as_kernel<autocast_kernel<sequence_forward>>());
+  m.impl(
+      "_sequence_forward_with_gates",
+      as_kernel<autocast_kernel<_sequence_forward_with_gates>>());
+}
+
+} // namespace
+
+TORCH_LIBRARY_IMPL(lltm, AutocastCPU, m) {
+  implement(m);
+}
+
+TORCH_LIBRARY_IMPL(lltm, AutocastCUDA, m) {
+  implement(m);
 }
 
 } // namespace lltm

@@ -1,10 +1,14 @@
-#pragma once
-
-#include "ops/arguments.h"
 #include "ops/autocast.h"
-#include "ops/checks.h"
+#include "ops/dispatch.h"
+#include "ops/lltm.h"
+#include "ops/lltm_checks.h"
+#include "ops/lltm_composite.h"
+#include "ops/lltm_sequence.h"
+#include "ops/lltm_sequence_checks.h"
+#include "ops/lltm_sequence_composite.h"
 
 #include <ATen/functorch/BatchedTensorImpl.h>
+#include <torch/library.h>
 
 #include <algorithm>
 
@@ -12,6 +16,8 @@
 // as more rows. Tensors without a batch, such as weights, cannot take it: if
 // one of them is mapped, the composite formulas run, and become batched GEMMs.
 namespace lltm {
+
+namespace {
 
 // Folds what the innermost level of vmap maps into the batch, and results back.
 class MappedBatch {
@@ -128,6 +134,36 @@ auto backward_vmap_kernel(const Arguments& arguments) {
       std::move(d_bias),
       batch.unfold(d_h, 0),
       batch.unfold(d_cell, 0));
+}
+
+} // namespace
+
+TORCH_LIBRARY_IMPL(lltm, FuncTorchBatched, m) {
+  m.impl(
+      "forward", as_kernel<forward_vmap_kernel<forward, composite::forward>>());
+  m.impl(
+      "_forward_with_gates",
+      as_kernel<forward_vmap_kernel<
+          _forward_with_gates,
+          composite::forward_with_gates>>());
+  m.impl(
+      "backward",
+      as_kernel<backward_vmap_kernel<backward, composite::backward>>());
+  m.impl(
+      "sequence_forward",
+      as_kernel<forward_vmap_kernel<
+          sequence_forward,
+          composite::sequence_forward>>());
+  m.impl(
+      "_sequence_forward_with_gates",
+      as_kernel<forward_vmap_kernel<
+          _sequence_forward_with_gates,
+          composite::sequence_forward_with_gates>>());
+  m.impl(
+      "sequence_backward",
+      as_kernel<backward_vmap_kernel<
+          sequence_backward,
+          composite::sequence_backward>>());
 }
 
 } // namespace lltm

@@ -1,18 +1,73 @@
 #include "ops/autograd.h"
+
 #include "ops/dispatch.h"
+#include "ops/lltm.h"
+#include "ops/lltm_checks.h"
+#include "ops/lltm_composite.h"
 #include "ops/lltm_sequence.h"
 #include "ops/lltm_sequence_checks.h"
 #include "ops/lltm_sequence_composite.h"
 
 #include <torch/library.h>
 
-// Does what lltm_autograd.cpp does for the cell. That file says why.
 namespace lltm {
 
 namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
+
+struct LLTMFunction : torch::autograd::Function<LLTMFunction> {
+  static constexpr bool is_traceable = true;
+
+  template <typename... Arguments>
+  static variable_list forward(
+      AutogradContext* ctx,
+      at::Tensor* an_output,
+      const Arguments&... arguments) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    const ForwardArguments a{arguments...};
+    auto [new_h, new_cell, gates] = _forward_with_gates(a);
+    ctx->save_for_backward(
+        {a.input, a.weights, a.bias, a.old_h, new_cell, gates});
+    // Autograd's own zeros are plain tensors, which no DTensor goes with.
+    ctx->set_materialize_grads(false);
+    *an_output = new_cell;
+    return {new_h, new_cell};
+  }
+
+  static variable_list backward(
+      AutogradContext* ctx,
+      const variable_list& grad_outputs) {
+    const auto saved = ctx->get_saved_variables();
+    const auto& input = saved[0];
+    const auto& weights = saved[1];
+    const auto& bias = saved[2];
+    const auto& old_h = saved[3];
+    const auto& new_cell = saved[4];
+    // Grad mode is on under create_graph only. The saved gates are constants to
+    // autograd: recompute them as functions of the inputs.
+    const auto gates = at::GradMode::is_enabled()
+        ? composite::gates(input, weights, bias, old_h)
+        : saved[5];
+    auto [d_input, d_weights, d_bias, d_old_h, d_old_cell] = lltm::backward(
+        {defined_or_zeros(grad_outputs[0], new_cell),
+         defined_or_zeros(grad_outputs[1], new_cell),
+         new_cell,
+         gates,
+         input,
+         weights,
+         old_h,
+         needed_gradients(ctx)});
+    return {
+        at::Tensor(), // for an_output
+        d_input,
+        d_weights,
+        d_bias,
+        d_old_h,
+        d_old_cell};
+  }
+};
 
 struct LLTMSequenceFunction : torch::autograd::Function<LLTMSequenceFunction> {
   static constexpr bool is_traceable = true;
@@ -83,7 +138,28 @@ struct LLTMSequenceFunction : torch::autograd::Function<LLTMSequenceFunction> {
 
 } // namespace
 
+// Operators that give gates, and those that go backward, call composite
+// formulas where a gradient is required. If backward did not, its results would
+// silently be constants to whoever differentiates twice.
 TORCH_LIBRARY_IMPL(lltm, Autograd, m) {
+  m.impl(
+      "forward",
+      as_kernel<autograd_kernel<
+          forward,
+          composite::forward,
+          apply<LLTMFunction, ForwardArguments>>>());
+  m.impl(
+      "_forward_with_gates",
+      as_kernel<autograd_kernel<
+          _forward_with_gates,
+          composite::forward_with_gates,
+          composite::forward_with_gates>>());
+  m.impl(
+      "backward",
+      as_kernel<autograd_kernel<
+          backward,
+          composite::backward,
+          composite::backward>>());
   m.impl(
       "sequence_forward",
       as_kernel<autograd_kernel<
