@@ -94,11 +94,13 @@ class Maker:
         return self._view(torch.tensor(values, dtype=torch.int64), 2**40, keeps_values=True)
 
     def put_special(self, name: str, tensors: list[Tensor]) -> None:
-        """Into one or two elements of one tensor."""
+        """Into one or two elements of one tensor, often at an end: padding begins there."""
         tensor = self.choose.choice(tensors)
         for _ in range(self.choose.randint(1, 2)):
             if tensor.numel() > 0:
-                index = tuple(self.choose.randrange(size) for size in tensor.shape)
+                index = tuple(
+                    self.choose.choice((self.choose.randrange(size), -1)) for size in tensor.shape
+                )
                 tensor[index] = special_value(name, self.dtype)
 
     def watch(self) -> None:
