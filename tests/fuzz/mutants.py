@@ -134,6 +134,12 @@ MUTANTS = [
         "",
     ),
     Mutant(
+        "a lost term of an odd sum",
+        "csrc/cpu/primitives/gemm_of_24_columns.h",
+        "if (k < K) {",
+        "if (K < k) {",
+    ),
+    Mutant(
         "rows of an outer product that are one",
         "csrc/cpu/primitives/outer_product.h",
         "multiply(a[row], b, C + row * ldc);",
