@@ -57,7 +57,7 @@ def test_every_source_file_has_a_base_name_of_its_own():
 
 
 def layer(file: Path) -> int:
-    """By the name of a file in csrc: what all operators share, the cell, sequences, dispatch keys."""
+    """By the name of a file in csrc: what operators share, the cell, sequences, dispatch keys."""
     if file.name in ("autocast.cpp", "autograd.cpp", "meta.cpp", "vmap.cpp"):
         return 3
     sequence = file.name.startswith(("lltm_sequence", "lltm_recurrence"))
