@@ -23,7 +23,7 @@ using OutputMask = std::array<bool, 5>;
 // Weights have no dimension that is the batch, nor have packed sequences.
 constexpr int64_t kNoBatch = -1;
 
-// A tensor has to be on the device of input, or on the CPU whatever that is.
+// A tensor has to be on the device of input, or on the CPU, wherever input is.
 enum class Place { kDevice, kCPU };
 
 template <typename T>

@@ -2,9 +2,7 @@
 
 #include "ops/dispatch.h"
 #include "ops/lltm.h"
-#include "ops/lltm_checks.h"
 #include "ops/lltm_sequence.h"
-#include "ops/lltm_sequence_checks.h"
 
 #include <ATen/autocast_mode.h>
 #include <torch/library.h>

@@ -21,9 +21,9 @@ bool any_requires_grad(const Arguments& arguments) {
 }
 
 // torch::autograd::Function supports neither functorch's transforms nor
-// forward-mode AD: it raises under both. A dispatch key
-// tells whether a transform is active. functorchTLSAccessor() does not: it is
-// set under AOTAutograd too.
+// forward-mode AD: it raises under both. A dispatch key tells whether a
+// transform is active. functorchTLSAccessor() does not: it is set under
+// AOTAutograd too.
 template <typename Arguments>
 bool needs_composite(const Arguments& arguments) {
   return c10::impl::tls_local_dispatch_key_set().included_.has(

@@ -4,6 +4,8 @@
 
 #include <torch/library.h>
 
+#include <vector>
+
 namespace lltm {
 
 ForwardResult forward(const ForwardArguments& arguments) {

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/cat.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 namespace lltm {
 

@@ -7,6 +7,8 @@
 
 #include <torch/library.h>
 
+#include <utility>
+
 // Meta: shapes only. Outputs are contiguous whatever the strides of the
 // arguments, as the kernels make them. They do not depend on the values of
 // batch_sizes, which a fake tensor does not have.

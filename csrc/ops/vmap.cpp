@@ -8,9 +8,12 @@
 #include "ops/lltm_sequence_composite.h"
 
 #include <ATen/functorch/BatchedTensorImpl.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
 #include <algorithm>
+#include <tuple>
+#include <utility>
 
 // The vmap kernels fold a mapped dimension of input and state into the batch,
 // as more rows. Tensors without a batch, such as weights, cannot take it: if
@@ -86,7 +89,7 @@ class MappedBatch {
   bool can_fold_ = false;
 };
 
-// The vmap kernel of op, which goes forward.
+// The vmap kernel of an op that goes forward.
 template <auto op, auto composite, typename Arguments = ArgumentsOf<op>>
 auto forward_vmap_kernel(const Arguments& arguments)
     -> decltype(op(arguments)) {
