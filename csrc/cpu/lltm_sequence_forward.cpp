@@ -95,12 +95,17 @@ class SequenceForward {
     gemm_t* converted;
   };
 
-  // One vector where padding to more costs more than they gain.
+  // Fewer vectors where padding to more costs more than they gain.
   int64_t units_per_block() const {
     const auto size = a_.state_size;
-    const auto units = kVector * vectors_of_a_block(a_.batch, sizeof(gemm_t));
-    const auto padding = round_up(size, units) - round_up(size, kVector);
-    return 8 * padding > size ? kVector : units;
+    auto units = kVector * vectors_of_a_block(a_.batch, size, sizeof(gemm_t));
+    const auto padding = [&] {
+      return round_up(size, units) - round_up(size, kVector);
+    };
+    while (8 * padding() > size) {
+      units /= 2;
+    }
+    return units;
   }
 
   TeamShape shape() const {
