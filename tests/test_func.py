@@ -337,12 +337,36 @@ def test_forward_mode_ad_through_backward():
     close(tangents(lltm_ops.forward), tangents(lltm_ops.reference))
 
 
+def close_in(dtype, actual, expected):
+    """Nothing but the results is rounded to dtype."""
+    eps = torch.finfo(dtype).eps
+    for ours, exact in zip(actual, expected, strict=True):
+        assert ours.dtype == dtype
+        torch.testing.assert_close(ours, exact.to(dtype), rtol=eps, atol=1e-3 * eps)
+
+
+@pytest.mark.parametrize("op", [lltm_ops.forward, lltm_ops.sequence_forward])
+@pytest.mark.parametrize(
+    "in_dims", [(0, 0, None, None, None), (None, 0, None, None, None), (0,) * 5]
+)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_vmap_under_autocast(dtype):
-    inputs = mapped_inputs(sample_inputs(shape=SMALL), (0, 0, None, None, None), 3)
+def test_vmap_under_autocast(dtype, in_dims, op):
+    inputs = sample_inputs(shape=(4, 16, 24))
+    if op is lltm_ops.sequence_forward:
+        inputs = (inputs[0].expand(1, 4, 16), *inputs[1:])
+    inputs = mapped_inputs(inputs, in_dims, 3)
     with torch.autocast("cpu", dtype):
-        mapped = vmap(lltm_ops.forward, (0, 0, None, None, None))(*inputs)
-        expected = loop(lltm_ops.forward, inputs, (0, 0, None, None, None), 3)
-    assert all(output.dtype == dtype for output in mapped)
-    for ours, exact in zip(mapped, expected, strict=True):
-        torch.testing.assert_close(ours, exact, rtol=2e-2, atol=2e-2)
+        mapped = vmap(op, in_dims)(*inputs)
+        expected = loop(op, inputs, in_dims, 3)
+    close_in(dtype, mapped, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_forward_mode_ad_under_autocast(dtype):
+    inputs = tuple(tensor.to(dtype).float() for tensor in sample_inputs(shape=(4, 16, 24)))
+    tangents = tuple(torch.ones_like(tensor) for tensor in inputs)
+    with torch.autocast("cpu", dtype):
+        results = jvp(lltm_ops.forward, inputs, tangents)
+    in_float64 = (tuple(tensor.double() for tensor in tensors) for tensors in (inputs, tangents))
+    for actual, expected in zip(results, jvp(lltm_ops.reference, *in_float64), strict=True):
+        close_in(dtype, actual, expected)

@@ -24,6 +24,26 @@ at::Tensor cast_for_autocast(
 
 namespace {
 
+// On in a call that NoAutocast has turned it off for.
+thread_local bool was_on = false;
+
+} // namespace
+
+NoAutocast::NoAutocast()
+    : was_on_before_(was_on), guard_(c10::autocast_dispatch_keyset) {
+  was_on = true;
+}
+
+NoAutocast::~NoAutocast() {
+  was_on = was_on_before_;
+}
+
+bool transform_brings_autocast_back(const at::Tensor& tensor) {
+  return transform_is_active() && (was_on || autocast_applies(tensor));
+}
+
+namespace {
+
 // All arguments in the autocast dtype, as for lstm_cell. What goes backward has
 // no kernel here: it keeps the dtypes of what forward saved.
 void implement(torch::Library& m) {

@@ -17,12 +17,28 @@ at::Tensor cast_for_autocast(
     const at::Tensor& tensor,
     c10::DeviceType device_type);
 
+// Autocast is off while it lives.
+class NoAutocast {
+ public:
+  NoAutocast();
+  ~NoAutocast();
+
+ private:
+  const bool was_on_before_;
+  const c10::impl::ExcludeDispatchKeyGuard guard_;
+};
+
+// Whether operators that a composite formula calls are autocast even though
+// NoAutocast lives: a transform of torch.func sends each of them on with the
+// keys that the thread had when the transform began. Autocast leaves only
+// float64 alone.
+bool transform_brings_autocast_back(const at::Tensor& tensor);
+
 // Calls op with autocast off, and with its tensors cast for the device of
 // input.
 template <auto op, typename Arguments>
 auto call_in_lower_precision(const Arguments& arguments) {
-  const c10::impl::ExcludeDispatchKeyGuard no_autocast(
-      c10::autocast_dispatch_keyset);
+  const NoAutocast no_autocast;
   const auto device_type = arguments.input.device().type();
   return call_with_mapped_tensors(
       arguments,

@@ -1,6 +1,5 @@
 #include "ops/autograd.h"
 
-#include "ops/dispatch.h"
 #include "ops/lltm.h"
 #include "ops/lltm_checks.h"
 #include "ops/lltm_composite.h"

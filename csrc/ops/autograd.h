@@ -2,11 +2,11 @@
 
 #include "ops/arguments.h"
 #include "ops/checks.h"
+#include "ops/dispatch.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 // What the Autograd kernels of all operators are made of.
@@ -21,13 +21,10 @@ bool any_requires_grad(const Arguments& arguments) {
 }
 
 // torch::autograd::Function supports neither functorch's transforms nor
-// forward-mode AD: it raises under both. A dispatch key tells whether a
-// transform is active. functorchTLSAccessor() does not: it is set under
-// AOTAutograd too.
+// forward-mode AD: it raises under both.
 template <typename Arguments>
 bool needs_composite(const Arguments& arguments) {
-  return c10::impl::tls_local_dispatch_key_set().included_.has(
-             c10::DispatchKey::FuncTorchDynamicLayerFrontMode) ||
+  return transform_is_active() ||
       any_tensor(arguments, [](const Field<at::Tensor>& field) {
            return field.value._fw_grad(/*level=*/0).defined();
          });

@@ -4,6 +4,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/CompileTimeFunctionPointer.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <tuple>
 #include <type_traits>
@@ -49,6 +50,13 @@ constexpr auto as_kernel(Result (*)(const Arguments&)) {
 template <auto function>
 constexpr auto as_kernel() {
   return detail::as_kernel<function>(function);
+}
+
+// Whether a transform of torch.func is active. functorchTLSAccessor() does not
+// tell: it is set under AOTAutograd too.
+inline bool transform_is_active() {
+  return c10::impl::tls_local_dispatch_key_set().included_.has(
+      c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
 }
 
 // An operator of the library: a function of its arguments that goes through

@@ -1,5 +1,6 @@
 #include "ops/lltm_composite.h"
 
+#include "ops/autocast.h"
 #include "ops/dispatch.h"
 #include "ops/lltm_checks.h"
 #include "ops/lltm_linear.h"
@@ -36,7 +37,11 @@ void warn_without_cuda_kernels([[maybe_unused]] const at::Tensor& tensor) {
 } // namespace
 
 at::Tensor to_opmath(const at::Tensor& tensor) {
-  return tensor.to(at::toOpMathType(tensor.scalar_type()));
+  const auto dtype = tensor.scalar_type();
+  const auto opmath = at::toOpMathType(dtype);
+  return tensor.to(
+      dtype != opmath && transform_brings_autocast_back(tensor) ? at::kDouble
+                                                                : opmath);
 }
 
 namespace {
@@ -49,14 +54,14 @@ at::Tensor activate(
     const at::Tensor& weights,
     const at::Tensor& bias,
     const at::Tensor& old_h) {
+  const auto features = to_opmath(at::cat({old_h, input}, 1));
+  const auto opmath_weights = to_opmath(weights);
+  const auto opmath_bias = to_opmath(bias);
   // A device may have autocast where we have no autocast kernel for it.
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(
       c10::autocast_dispatch_keyset);
-  const auto chunks = at::linear(
-                          to_opmath(at::cat({old_h, input}, 1)),
-                          to_opmath(weights),
-                          to_opmath(bias))
-                          .chunk(3, 1);
+  const auto chunks =
+      at::linear(features, opmath_weights, opmath_bias).chunk(3, 1);
   return at::cat(
       {at::sigmoid(chunks[0]), at::sigmoid(chunks[1]), at::elu(chunks[2])}, 1);
 }
