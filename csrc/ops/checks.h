@@ -15,7 +15,7 @@ std::string expected(const char* op, const std::string& what, const Got& got) {
   return c10::str(op, ": expected ", what, ", but got ", got);
 }
 
-// Not nested either: the Autograd kernels would fail over the sizes.
+// Also raises if it is nested: the Autograd kernels would fail over the sizes.
 void check_defined(const char* op, const Field<at::Tensor>& argument);
 
 // Defined, and where it belongs. input is known to be defined.
