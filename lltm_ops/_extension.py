@@ -91,7 +91,7 @@ def compile_args(cuda: bool) -> dict[str, list[str]]:
         *(["-O0", "-g"] if debug else ["-O3", "-g0"]),
         "-Wall",
         "-fopenmp",
-        # Else some of ATen's headers include those of all of its operators.
+        # Without it, some of ATen's headers include those of all operators.
         "-DAT_PER_OPERATOR_HEADERS",
         # gcc vectorises the gate mathematics only with these two.
         "-fno-math-errno",

@@ -361,6 +361,27 @@ def test_vmap_under_autocast(dtype, in_dims, op):
     close_in(dtype, mapped, expected)
 
 
+@pytest.mark.parametrize(
+    "op, make_inputs",
+    [
+        (lltm_ops.backward, backward_inputs),
+        (
+            torch.ops.lltm.sequence_backward,
+            lambda *args: sequence_backward_inputs(*args)[:8],
+        ),
+    ],
+    ids=["cell", "sequence"],
+)
+def test_vmap_of_backward_under_autocast(op, make_inputs):
+    """Autocast does not cast what goes backward, nor what the formulas of it call."""
+    shape = (4, 16, 24) if op is lltm_ops.backward else (3, 4, 16, 24)
+    inputs = make_inputs("cpu", torch.float32, shape)
+    in_dims = (0,) * len(inputs)
+    inputs = mapped_inputs(inputs, in_dims, 3)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(vmap(op, in_dims)(*inputs), loop(op, inputs, in_dims, 3))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_forward_mode_ad_under_autocast(dtype):
     inputs = tuple(tensor.to(dtype).float() for tensor in sample_inputs(shape=(4, 16, 24)))

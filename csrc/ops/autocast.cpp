@@ -24,7 +24,7 @@ at::Tensor cast_for_autocast(
 
 namespace {
 
-// On in a call that NoAutocast has turned it off for.
+// Whether a NoAutocast lives on this thread.
 thread_local bool was_on = false;
 
 } // namespace

@@ -17,7 +17,7 @@ at::Tensor cast_for_autocast(
     const at::Tensor& tensor,
     c10::DeviceType device_type);
 
-// Autocast is off while it lives.
+// Turns autocast off while it lives, for a call that autocast applies to.
 class NoAutocast {
  public:
   NoAutocast();

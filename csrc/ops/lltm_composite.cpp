@@ -37,11 +37,10 @@ void warn_without_cuda_kernels([[maybe_unused]] const at::Tensor& tensor) {
 } // namespace
 
 at::Tensor to_opmath(const at::Tensor& tensor) {
-  const auto dtype = tensor.scalar_type();
-  const auto opmath = at::toOpMathType(dtype);
   return tensor.to(
-      dtype != opmath && transform_brings_autocast_back(tensor) ? at::kDouble
-                                                                : opmath);
+      transform_brings_autocast_back(tensor)
+          ? at::kDouble
+          : at::toOpMathType(tensor.scalar_type()));
 }
 
 namespace {

@@ -7,8 +7,8 @@
 // The cell in plain, differentiable ATen. These are the kernels of every device
 // that has none of its own. Autograd and vmap fall back to them where the fused
 // kernels have no derivative or batching rule. For half types the dtype of all
-// computation, opmath, is float32 (float64 where autocast would round that
-// again), and only results are rounded.
+// computation, opmath, is float32, and only results are rounded. Where autocast
+// would round float32, opmath is float64.
 namespace lltm::composite {
 
 at::Tensor to_opmath(const at::Tensor& tensor);
