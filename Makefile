@@ -2,8 +2,10 @@
 # PYTHON=/path/to/python, what runs or times the package uses that environment, which has torch already,
 # and installs nothing.
 
-TORCH ?= torch==2.13.0
 VENV ?= .venv
+# Words for pip, so an index may stand there, too. An environment keeps the torch that it has been made with.
+TORCH ?= $(or $(shell cat $(VENV)/.torch 2> /dev/null),torch==2.13.0)
+export TORCH
 BASE_PYTHON ?= python3
 # From PyPI, which has the CUDA 13.0 build of it.
 OLDEST_TORCH := torch==2.11.0
@@ -19,7 +21,13 @@ SPHINX := sphinx myst-parser furo
 LINTERS := ruff==0.17.5 mypy==2.4.1 clang-format==23.1.5
 
 SOURCES := $(shell find csrc -type f) setup.py pyproject.toml lltm_ops/_extension.py
+PIP_INSTALL := tools/pip_install $(VENV)/bin/python
+# Ninja prints each command of the compiler when it has ended: of these, the number and the file.
+COMPILED := sed -uE 's|^(\[[0-9]+/[0-9]+\]).* -c [^ ]*/(csrc/[^ ]+) .*|\1 \2|'
 OPTIONS = $(FORCE_CPU) $(FORCE_CUDA) $(DEBUG) $(CUDA_HOME) $(TORCH_CUDA_ARCH_LIST)
+# A pipe fails with its first command, too.
+SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 # Only from the command line: a PYTHON that happens to be in the environment means something else.
@@ -30,7 +38,12 @@ PYTHON := $(VENV)/bin/python
 BUILT := $(VENV)/.built
 endif
 
-.PHONY: help demo distributed test book docs linkcheck extra-docs fuzz mutants recurrence sanitize soak bench scaling sweep lengths aarch64 onnx extra-onnx lint format cuda-check wheel compat gpu new clean in-place FORCE
+PARALLEL := --numprocesses=auto --dist=loadgroup
+# Threads that wait sleep, or those of one process would spin on the processor that another needs.
+PYTEST = OMP_WAIT_POLICY=passive $(PYTHON) -m pytest \
+	$(shell $(PYTHON) -c 'import xdist' 2> /dev/null && echo $(PARALLEL))
+
+.PHONY: help demo distributed test test-all book docs linkcheck extra-docs fuzz mutants recurrence sanitize soak bench scaling sweep lengths aarch64 onnx extra-onnx lint format cuda-check wheel fresh compat gpu new clean in-place FORCE
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -44,8 +57,11 @@ distributed: $(BUILT)  ## train it on two processes for a short time; DISTRIBUTE
 	$(PYTHON) -m torch.distributed.run --standalone --nproc-per-node=2 examples/train_distributed.py \
 		--steps=100 --save-every=50 --output=runs/distributed $(DISTRIBUTED_ARGS)
 
-test: $(BUILT)  ## build, and run all tests; TEST_ARGS for pytest
-	$(PYTHON) -m pytest $(TEST_ARGS)
+test: $(BUILT)  ## build, and run the tests of the operators; TEST_ARGS for pytest
+	$(PYTEST) -m 'not slow' $(TEST_ARGS)
+
+test-all: $(BUILT)  ## those of all else, too: the book, what make new writes, other builds, benchmarks
+	$(PYTEST) $(TEST_ARGS)
 
 book: $(BUILT)  ## a chapter of the book: its test fails, then passes; CHAPTER=1 to 10
 	$(PYTHON) examples/book/run.py $(CHAPTER)
@@ -53,6 +69,7 @@ book: $(BUILT)  ## a chapter of the book: its test fails, then passes; CHAPTER=1
 docs: extra-docs  ## the documentation as a site with search, in build/docs
 	rm -rf build/docs
 	$(PYTHON) -m sphinx --fail-on-warning --keep-going --nitpicky --quiet docs build/docs
+	@echo "The site is there: open build/docs/index.html"
 
 linkcheck: extra-docs  ## ask the network whether the site's links to other sites lead somewhere
 	$(PYTHON) -m sphinx --builder linkcheck docs build/linkcheck
@@ -120,12 +137,16 @@ wheel: $(VENV)/.torch  ## build sdist and wheel into dist/, audit the wheel, tes
 	$(VENV)/bin/python -m build --no-isolation
 	$(VENV)/bin/abi3audit --strict dist/*.whl
 	$(BASE_PYTHON) -m venv .venv-wheel
-	env -u PYTHONPATH .venv-wheel/bin/python -m pip install --quiet $(TORCH) pytest pytest-xdist hypothesis expecttest dist/*.whl
-	cd tests && env -u PYTHONPATH ../.venv-wheel/bin/python -m pytest -c ../pyproject.toml $(WHEEL_ARGS) $(WHEEL_TESTS)
+	env -u PYTHONPATH .venv-wheel/bin/python -m pip install --quiet $$TORCH pytest pytest-xdist hypothesis expecttest dist/*.whl
+	cd tests && env -u PYTHONPATH OMP_WAIT_POLICY=passive ../.venv-wheel/bin/python -m pytest \
+		-c ../pyproject.toml $(PARALLEL) $(WHEEL_TESTS)
+
+fresh:  ## what a new user does, on new systems of Debian by debootstrap; as root; FRESH_ARGS=--help
+	$(BASE_PYTHON) tests/fresh.py $(FRESH_ARGS)
 
 compat:  ## run the CPU tests on the oldest and the newest supported torch
-	FORCE_CPU=1 $(MAKE) test VENV=.venv-cuda TORCH=$(OLDEST_TORCH)
-	FORCE_CPU=1 $(MAKE) test VENV=.venv-newest TORCH=$(NEWEST_TORCH)
+	FORCE_CPU=1 $(MAKE) test-all VENV=.venv-cuda TORCH=$(OLDEST_TORCH)
+	FORCE_CPU=1 $(MAKE) test-all VENV=.venv-newest TORCH=$(NEWEST_TORCH)
 
 # A wait without end is an error then, not a hang.
 gpu: export NVCC_APPEND_FLAGS ?= -DLLTM_BOUND_WAITS
@@ -143,15 +164,19 @@ clean:  ## remove environments and everything that was built
 	rm -rf .venv .venv-cuda .venv-newest .venv-wheel build dist lltm_ops.egg-info lltm_ops/*.so .*_cache .hypothesis
 
 in-place:
-	$(PYTHON) setup.py --quiet build_ext --inplace
+	@$(PYTHON) setup.py --quiet build_ext --inplace | $(COMPILED)
 
 # Rewritten only when TORCH changes, so that what depends on it is not made anew each time.
 $(VENV)/.torch: FORCE
-	@if [ "$$(cat $@ 2>/dev/null)" != "$(TORCH)" ]; then \
-		echo "installing $(TORCH) into $(VENV)" && \
+	@if [ "$$(cat $@ 2>/dev/null)" != "$$TORCH" ]; then \
+		command -v $(BASE_PYTHON) > /dev/null || { \
+			echo "Python is missing ($(BASE_PYTHON) was not found): install python3"; exit 1; } && \
+		$(BASE_PYTHON) tools/check_machine.py $(VENV) "$$TORCH" && \
+		echo "Installing $$TORCH into $(VENV)" && \
 		$(BASE_PYTHON) -m venv $(VENV) && \
-		$(VENV)/bin/python -m pip install --quiet $(TORCH) setuptools ninja wheel && \
-		echo "$(TORCH)" > $@; \
+		$(PIP_INSTALL) --quiet --upgrade pip setuptools ninja wheel && \
+		$(PIP_INSTALL) $$TORCH && \
+		echo "$$TORCH" > $@; \
 	fi
 
 $(VENV)/.options: FORCE
@@ -159,7 +184,8 @@ $(VENV)/.options: FORCE
 	@[ "$$(cat $@ 2>/dev/null)" = "$(OPTIONS)" ] || echo "$(OPTIONS)" > $@
 
 $(VENV)/.built: $(VENV)/.torch $(VENV)/.options $(SOURCES)
-	$(VENV)/bin/python -m pip install --quiet --no-build-isolation --editable '.[demo,test]'
+	@$(VENV)/bin/python setup.py --quiet build_ext --inplace | $(COMPILED)
+	$(PIP_INSTALL) --quiet --no-build-isolation --editable '.[demo,test]'
 	@touch $@
 
 $(VENV)/.lint: $(VENV)/.torch Makefile

@@ -147,12 +147,26 @@ def load_just_in_time(verbose: bool = False) -> None:
 
     if not CSRC.is_dir():
         raise ImportError(f"lltm_ops: no C++ sources at {CSRC} to build just in time")
-    _find_ninja()
     cuda = builds_cuda()
     args = compile_args(cuda)
     name = f"lltm_ops{library_name()}"
     root = os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root()
-    directory = Path(root) / name
+    build_and_load(
+        name,
+        [str(ROOT / source) for source in sources(cuda)],
+        Path(root) / name,
+        extra_cflags=args["cxx"],
+        extra_cuda_cflags=args["nvcc"],
+        with_cuda=cuda,
+        verbose=verbose,
+    )
+
+
+def build_and_load(name: str, sources: list[str], directory: Path, **options: Any) -> None:
+    """torch.utils.cpp_extension.load with csrc to include from, by one process at a time."""
+    from torch.utils import cpp_extension
+
+    _find_ninja()
     directory.mkdir(parents=True, exist_ok=True)
     with open(directory / "building", "w") as building:
         # The kernel drops this lock when a process dies. torch's own lock is a file, which a build
@@ -161,12 +175,9 @@ def load_just_in_time(verbose: bool = False) -> None:
         (directory / "lock").unlink(missing_ok=True)
         cpp_extension.load(
             name,
-            [str(ROOT / source) for source in sources(cuda)],
-            extra_cflags=args["cxx"],
-            extra_cuda_cflags=args["nvcc"],
+            sources,
             extra_include_paths=[str(CSRC)],
             build_directory=str(directory),
-            with_cuda=cuda,
             is_python_module=False,
-            verbose=verbose,
+            **options,
         )

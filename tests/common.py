@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.cpp_extension import load
 
 import lltm_ops
 from lltm_ops import _extension
@@ -28,8 +27,9 @@ SEQUENCE_BACKWARD_ARGUMENTS = (
     "batch_sizes", "reverse", "resets",
 )  # fmt: skip
 
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-DEVICES = ["cpu", pytest.param("cuda", marks=needs_cuda)]
+# What needs a GPU runs where there is one. conftest.py says what was left out.
+needs_cuda = pytest.mark.needs_cuda
+DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 each_device = pytest.mark.parametrize("device", DEVICES)
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -72,16 +72,19 @@ def built_library() -> Path:
     return next(package.glob(f"{_extension.library_name()}.*so"))
 
 
-def load_beside_library(name: str, sources: list[Path], build_directory: Path) -> None:
-    """Builds sources that call functions of the library, and loads what they register."""
+def load_beside_library(name: str, *sources: str) -> None:
+    """Builds sources of tests/ that call functions of the library, and loads what they register.
+
+    The next run of the tests finds what this one has built.
+    """
     library = built_library()
-    load(
+    folder = f"-L{library.parent}", f"-Wl,-rpath,{library.parent}"
+    _extension.build_and_load(
         name,
-        [str(source) for source in sources],
-        extra_include_paths=[str(_extension.CSRC), str(_extension.ROOT / "tests")],
-        extra_ldflags=[f"-L{library.parent}", f"-l:{library.name}", f"-Wl,-rpath,{library.parent}"],
-        build_directory=str(build_directory),
-        is_python_module=False,
+        [str(_extension.ROOT / "tests" / source) for source in sources],
+        _extension.ROOT / "build" / "tests" / _extension.library_name() / name,
+        extra_cflags=[f"-I{_extension.ROOT / 'tests'}"],
+        extra_ldflags=[*folder, f"-l:{library.name}"],
     )
 
 

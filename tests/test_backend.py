@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,14 +19,12 @@ from common import (
     load_beside_library,
 )
 
-ROOT = Path(__file__).parent.parent
 KEY = torch._C.DispatchKey.PrivateUse1
 
 
 @pytest.fixture(scope="module", autouse=True)
-def backend(tmp_path_factory):
-    source = ROOT / "tests/backend/lltm_kernel_privateuse1.cpp"
-    load_beside_library("lltm_backend", [source], tmp_path_factory.mktemp("backend"))
+def backend():
+    load_beside_library("lltm_backend", "backend/lltm_kernel_privateuse1.cpp")
 
 
 def on_backend(op):

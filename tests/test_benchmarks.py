@@ -15,6 +15,7 @@ import pytest
 import lltm_ops
 
 pytest.importorskip("matplotlib")
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
 HAS_ONNXRUNTIME = all(find_spec(name) is not None for name in ("onnx", "onnxruntime"))

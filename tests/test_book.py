@@ -18,10 +18,16 @@ each_chapter = pytest.mark.parametrize(
 )
 
 
+def compiles(test):
+    """Slow, and one after the other: chapters share what was compiled."""
+    return pytest.mark.slow(pytest.mark.xdist_group("book")(test))
+
+
 def blocks(page, language):
     return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.M | re.S)
 
 
+@compiles
 @each_chapter
 def test_passes_after_it_failed(number):
     chapter = book.CHAPTERS[number]
@@ -39,6 +45,7 @@ def test_passes_after_it_failed(number):
         assert program.stdout
 
 
+@compiles
 def test_a_build_that_was_killed_keeps_nobody_waiting():
     for name in ("book", "book_03"):
         (book.EXTENSIONS / name).mkdir(parents=True, exist_ok=True)
@@ -49,6 +56,7 @@ def test_a_build_that_was_killed_keeps_nobody_waiting():
         assert result.returncode == 0, result.stdout
 
 
+@compiles
 def test_the_other_ways_to_build():
     chapter = book.CHAPTERS[1]
     result = book.run(chapter, *book.PYTEST, chapter / "test_builds.py")

@@ -63,6 +63,7 @@ def run_tests(chosen, files, **environment):
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-1000:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("variable", "value"), CHOICES)
 def test_path(variable, value):
     run_tests(CHOSEN, VALUE_TESTS, **{variable: value})

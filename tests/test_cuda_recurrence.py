@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from torch.utils.cpp_extension import include_paths
 
+# The tests share programs.
+pytestmark = pytest.mark.xdist_group("recurrence")
 ROOT = Path(__file__).parent.parent
 HERE = ROOT / "tests" / "recurrence"
 KERNEL = "cuda/lltm_recurrence.h"

@@ -36,9 +36,8 @@ ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
-def on_host(tmp_path_factory):
-    sources = [ROOT / "tests" / name for name in ("cuda_on_host.cpp", "recurrence/emulator.cpp")]
-    load_beside_library("lltm_cuda_on_host", sources, tmp_path_factory.mktemp("cuda_on_host"))
+def on_host():
+    load_beside_library("lltm_cuda_on_host", "cuda_on_host.cpp", "recurrence/emulator.cpp")
     return torch.ops.lltm_on_host
 
 

@@ -12,6 +12,7 @@ import torch
 
 import lltm_ops
 
+pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).parent.parent / "benchmarks" / "gpu.py"
 
 

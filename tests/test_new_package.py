@@ -32,6 +32,11 @@ def new_package():
     return module
 
 
+def compiles(test):
+    """Slow, and one after the other: they share the package that was built."""
+    return pytest.mark.slow(pytest.mark.xdist_group("new_package")(test))
+
+
 def environment(**variables):
     """That of this process, but for what points to this project."""
     ours = ("PYTHONPATH", "MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "NAME", "OUTPUT")
@@ -116,6 +121,7 @@ def shell_blocks(page):
     return [block.splitlines() for block in blocks]
 
 
+@compiles
 def test_the_printed_commands_build_it_and_its_tests_pass(built):
     output, commands, printed = built
     assert commands == [
@@ -140,11 +146,13 @@ print({NAME}.__file__)
 """
 
 
+@compiles
 def test_compiles_and_scripts_in_another_folder(built, shell, tmp_path):
     (tmp_path / "use.py").write_text(USE)
     assert shell("python -W ignore use.py", tmp_path) == f"{built[0] / NAME}/__init__.py\n"
 
 
+@compiles
 def test_wheel_works_where_nothing_else_is(wheel, tmp_path):
     assert re.fullmatch(rf"{NAME}-0\.1\.0-{re.escape(MINOR)}-cp310-abi3-linux_\w+\.whl", wheel.name)
     with zipfile.ZipFile(wheel) as content:
@@ -161,6 +169,7 @@ def test_wheel_works_where_nothing_else_is(wheel, tmp_path):
     assert (status, printed) == (0, f"{tmp_path}/installed/{NAME}/__init__.py\n")
 
 
+@compiles
 def test_library_asks_for_no_python_and_no_openmp_of_its_own(built):
     def printed_by(*command):
         library = str(built[0] / NAME / f"{LIBRARY}.abi3.so")
@@ -176,12 +185,14 @@ def test_library_asks_for_no_python_and_no_openmp_of_its_own(built):
     assert "runpath: [$ORIGIN/../torch/lib]" in needed
 
 
+@compiles
 def test_a_second_build_compiles_only_what_changed(built, shell):
     """The first one left objects, and nothing is left to compile."""
     printed = shell(SECOND_BUILD, built[0])
     assert "ninja: no work to do" in printed
 
 
+@compiles
 @pytest.mark.skipif(shutil.which("git") is None, reason="no git")
 def test_author_is_that_of_git(wheel):
     with zipfile.ZipFile(wheel) as content:

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -80,6 +81,7 @@ def test_files_of_csrc_include_only_what_is_below(file):
             assert include.startswith(("cpu/primitives/", "cpu/choices"))
 
 
+@pytest.mark.slow
 def test_wheel(tmp_path):
     """One for all Pythons; what the documented `pip install --no-build-isolation .` installs."""
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation", "--no-deps"]
@@ -104,6 +106,21 @@ def test_wheel(tmp_path):
     assert run(code, tmp_path) == (0, "loaded\n")
 
 
+def test_the_sdist_has_what_pip_needs_to_build_and_no_more(tmp_path):
+    command = [sys.executable, "setup.py", "--quiet", "sdist", "--dist-dir", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "FORCE_CPU": "1"})
+    (sdist,) = tmp_path.glob("lltm_ops-*.tar.gz")
+    with tarfile.open(sdist) as content:
+        names = {name.partition("/")[2] for name in content.getnames()}
+    sources = {str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.*")}
+    package = {f"lltm_ops/{path.name}" for path in (ROOT / "lltm_ops").glob("*.py*")}
+    files = {"setup.py", "pyproject.toml", "LICENSE", "README.md", "MANIFEST.in"}
+    assert sources | package | files <= names
+    folders = {name.partition("/")[0] for name in names if "/" in name}
+    assert folders == {"csrc", "lltm_ops", "lltm_ops.egg-info"}
+
+
+@pytest.mark.slow
 def test_builds_just_in_time(tmp_path):
     """The same sources, in a process that must not take the installed library, for debugging.
 

@@ -17,6 +17,8 @@ import lltm_ops
 pytest.importorskip("sphinx")
 pytest.importorskip("myst_parser")
 pytest.importorskip("furo")
+# The tests share the site.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("site")]
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"

@@ -12,6 +12,7 @@ import soak
 
 import lltm_ops
 
+pytestmark = pytest.mark.slow
 PACKAGE_PARENT = str(Path(lltm_ops.__file__).parent.parent)
 
 

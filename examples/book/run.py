@@ -19,6 +19,8 @@ def run(code: Path | None, *arguments: str | Path) -> subprocess.CompletedProces
     path = [str(folder) for folder in (code, BOOK) if folder]
     path += filter(None, [os.environ.get("PYTHONPATH")])
     paths = {"PYTHONPATH": os.pathsep.join(path), "TORCH_EXTENSIONS_DIR": str(EXTENSIONS)}
+    # pip puts ninja and cmake beside python.
+    paths["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     EXTENSIONS.mkdir(parents=True, exist_ok=True)
     with open(EXTENSIONS / "running", "w") as running:
         fcntl.flock(running, fcntl.LOCK_EX)

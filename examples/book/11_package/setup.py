@@ -1,6 +1,8 @@
 import os
 import runpy
+import sys
 from glob import glob
+from pathlib import Path
 
 from setuptools import setup
 
@@ -13,6 +15,8 @@ except ModuleNotFoundError:
         "here: install torch, then run `pip install --no-build-isolation .`"
     ) from None
 
+# pip puts ninja beside python, which need not be on PATH.
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 # By its path: importing the package would load the library that is to be built.
 library = runpy.run_path("my_ops/_library.py")
 cuda = torch.version.cuda is not None and cpp_extension.CUDA_HOME is not None

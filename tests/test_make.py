@@ -1,0 +1,208 @@
+"""make: what it asks of a machine first, and what it does again, or not, in a second run."""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+CHECK = ROOT / "tools" / "check_machine.py"
+# Notes how it is called. The file `missing` has what the machine lacks: such a call fails.
+PYTHON = """#!/bin/sh
+echo "$*" >> calls
+if [ -s missing ]; then echo "$*" | grep -q -f missing && exit 1; fi
+[ "$2" = venv ] || exit 0
+mkdir -p "$3/bin"
+cp "$0" "$3/bin/python"
+"""
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """All that make looks at, with a Python that does nothing."""
+    for name in ("csrc", "lltm_ops"):
+        (tmp_path / name).mkdir()
+    for name in ("csrc/a.cpp", "lltm_ops/_extension.py", "setup.py", "pyproject.toml", "missing"):
+        (tmp_path / name).touch()
+    shutil.copytree(ROOT / "tools", tmp_path / "tools")
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    (tmp_path / "python3").write_text(PYTHON)
+    (tmp_path / "python3").chmod(0o755)
+    for name in ("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "VENV", "PYTHON", "TORCH"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def make(project, *arguments):
+    """The exit status, and how Python was called."""
+    calls = project / "calls"
+    calls.write_text("")
+    command = ["make", "BASE_PYTHON=./python3", *arguments]
+    status = subprocess.run(command, cwd=project, stdout=subprocess.DEVNULL).returncode
+    return status, calls.read_text().replace("--quiet ", "").splitlines()
+
+
+INSTALL = [
+    "tools/check_machine.py .venv torch==2.13.0",
+    "-m venv .venv",
+    "-m pip install --upgrade pip setuptools ninja wheel",
+    "-m pip install torch==2.13.0",
+]
+BUILD = [
+    "setup.py build_ext --inplace",
+    "-m pip install --no-build-isolation --editable .[demo,test]",
+]
+TEST = [
+    "-c import xdist",
+    "-m pytest --numprocesses=auto --dist=loadgroup -m not slow",
+]
+
+
+def test_a_second_run_installs_and_builds_nothing(project):
+    assert make(project, "test") == (0, [*INSTALL, *BUILD, *TEST])
+    assert make(project, "test") == (0, TEST)
+
+
+@pytest.mark.parametrize(
+    ("missing", "done", "again"),
+    [
+        ("check_machine", INSTALL[:1], [*INSTALL, *BUILD, *TEST]),
+        ("install torch", INSTALL, [*INSTALL, *BUILD, *TEST]),
+        ("build_ext", [*INSTALL, BUILD[0]], [*BUILD, *TEST]),
+        ("--editable", [*INSTALL, *BUILD], [*BUILD, *TEST]),
+    ],
+)
+def test_a_run_goes_on_where_one_before_it_ended(project, missing, done, again):
+    (project / "missing").write_text(missing)
+    assert make(project, "test") == (2, done)
+    (project / "missing").write_text("")
+    assert make(project, "test") == (0, again)
+
+
+def test_a_changed_source_is_built_and_nothing_is_fetched(project):
+    make(project, "test")
+    later = (project / ".venv" / ".built").stat().st_mtime + 1
+    os.utime(project / "csrc" / "a.cpp", (later, later))
+    assert make(project, "test") == (0, [*BUILD, *TEST])
+
+
+def test_another_torch_is_installed_with_all_that_its_words_say(project):
+    make(project, "test")
+    words = "torch>=2.14 --extra-index-url https://example.org/cpu"
+    _, calls = make(project, "test", f"TORCH={words}")
+    assert f"-m pip install {words}" in calls
+    assert make(project, "test") == (0, TEST)
+
+
+def test_without_python_one_sentence_says_so(project):
+    result = subprocess.run(
+        ["make", "test", "BASE_PYTHON=python9"], cwd=project, capture_output=True, text=True
+    )
+    assert result.returncode == 2
+    assert result.stdout == "Python is missing (python9 was not found): install python3\n"
+
+
+def lacking(folder=ROOT, environment=".venv", **variables):
+    """What check_machine.py says, line by line."""
+    command = [sys.executable, CHECK, environment, "torch==2.13.0"]
+    result = subprocess.run(
+        command, cwd=folder, env=os.environ | variables, capture_output=True, text=True
+    )
+    lines = result.stderr.splitlines()
+    assert (result.returncode != 0) == bool(lines)
+    return lines
+
+
+def test_this_machine_lacks_nothing():
+    assert lacking() == []
+
+
+@pytest.fixture
+def check_machine():
+    spec = importlib.util.spec_from_file_location("check_machine", CHECK)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def test_no_venv(check_machine, monkeypatch):
+    """Debian's python3 has venv, but not what it needs."""
+    found = check_machine.find_spec
+    monkeypatch.setattr(
+        check_machine, "find_spec", lambda name: None if name == "ensurepip" else found(name)
+    )
+    assert list(check_machine.python()) == [f"Python's venv is missing: install {VERSION}-venv"]
+
+
+def test_no_headers(check_machine, monkeypatch, tmp_path):
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    (sentence,) = check_machine.python()
+    assert sentence == f"Python.h, which torch.compile needs, is missing: install {VERSION}-dev"
+
+
+def test_an_old_python(check_machine, monkeypatch):
+    monkeypatch.setattr(sys, "version_info", (3, 9, 2))
+    sentence, *_ = check_machine.python()
+    assert sentence.startswith(f"Python 3.10 or later is needed, but {sys.executable} is ")
+
+
+@pytest.mark.parametrize(
+    ("torch", "cached", "needed"),
+    [
+        ("torch==2.13.0", True, 12),
+        ("torch==2.13.0", False, 9),
+        ("torch==2.13.0+cpu", True, 3),
+        ("torch==2.13.0+cpu", False, 2.5),
+    ],
+)
+def test_a_full_disk(check_machine, monkeypatch, tmp_path, torch, cached, needed):
+    """Of the environment, of what pip downloads, and of its cache, if they lie on one disk."""
+    monkeypatch.setattr(check_machine.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setenv("PIP_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_NO_CACHE_DIR", "" if cached else "1")
+    Usage = namedtuple("Usage", "free")
+    for free, enough in ((needed, True), (needed - 0.4, False)):
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: Usage(free * 10**9))
+        said = list(check_machine.disk(tmp_path / "not" / "yet" / ".venv", torch))
+        expected = (
+            f"{needed} GB of disk are needed at {tmp_path}, but {free:.2g} are free: make room"
+        )
+        assert said == [] if enough else said[0].startswith(expected)
+
+
+def test_no_compiler():
+    (sentence,) = lacking(CXX="no-such-compiler")
+    assert sentence == "A C++ compiler is missing (no-such-compiler was not found): install g++"
+
+
+def test_an_old_compiler(tmp_path):
+    (tmp_path / "c++").write_text("#!/bin/sh\necho unknown option -std=c++20\nexit 1\n")
+    (tmp_path / "c++").chmod(0o755)
+    (sentence,) = lacking(PATH=f"{tmp_path}:{os.environ['PATH']}", CXX="c++")
+    assert sentence == (
+        "The compiler c++ does not compile C++20 (unknown option -std=c++20): "
+        "install g++ 11 or later"
+    )
+
+
+@pytest.mark.parametrize("character", " &'$;")
+def test_a_path_that_torch_does_not_quote(tmp_path, character):
+    folder = tmp_path / f"a{character}b"
+    folder.mkdir()
+    expected = f"has {character!r} in it ({folder}"
+    for sentences in (
+        lacking(folder=folder, environment=tmp_path / ".venv"),
+        lacking(environment=folder / ".venv"),
+        lacking(TMPDIR=str(folder)),
+    ):
+        (sentence,) = sentences
+        assert expected in sentence
