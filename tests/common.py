@@ -151,9 +151,20 @@ SEQUENCE_SHAPES = [
     (20, 40, 8, 270),
     (8, 2, 6, 1100),
 ]
+# Of several steps of many values: the first and the last kind stand for all, but in float32.
+LARGE_SEQUENCE_SHAPES = SEQUENCE_SHAPES[-3:]
 # Packed or not, in both directions, with resets or without.
 SEQUENCE_KINDS = list(itertools.product(("padded", "packed"), (False, True), (False, True)))
 SequenceKind = tuple[str, bool, bool]
+
+
+SEQUENCE_CASES = [
+    (dtype, shape, kind)
+    for dtype, shape, kind in itertools.product(DTYPES, SEQUENCE_SHAPES, SEQUENCE_KINDS)
+    if dtype == torch.float32
+    or shape not in LARGE_SEQUENCE_SHAPES
+    or kind in (SEQUENCE_KINDS[0], SEQUENCE_KINDS[-1])
+]
 
 
 def name_of_kind(kind: SequenceKind) -> str:

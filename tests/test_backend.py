@@ -19,6 +19,8 @@ from common import (
     load_beside_library,
 )
 
+# The tests share what they compile.
+pytestmark = pytest.mark.xdist_group("backend")
 KEY = torch._C.DispatchKey.PrivateUse1
 
 

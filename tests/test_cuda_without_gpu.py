@@ -14,7 +14,7 @@ import pytest
 import torch
 from common import (
     LAYOUTS,
-    SEQUENCE_SHAPES,
+    SEQUENCE_CASES,
     assert_matches_float64,
     assert_sequences_match,
     backward_inputs,
@@ -32,6 +32,8 @@ from torch.utils.cpp_extension import CUDA_HOME, include_paths
 
 import lltm_ops
 
+# The tests share what they compile.
+pytestmark = pytest.mark.xdist_group("cuda_on_host")
 ROOT = Path(__file__).parent.parent
 
 
@@ -80,12 +82,10 @@ def test_backward(on_host, dtype, shape):
     assert_matches_float64(d_cell, d_new_cell)
 
 
-SHORT_SHAPES = [shape for shape in SEQUENCE_SHAPES if shape[0] < 1000]
+SHORT_CASES = [case for case in SEQUENCE_CASES if case[1][0] < 1000]
 
 
-@each_dtype
-@pytest.mark.parametrize("shape", SHORT_SHAPES, ids=str)
-@each_sequence_kind
+@pytest.mark.parametrize(("dtype", "shape", "kind"), SHORT_CASES, ids=str)
 def test_sequences_step_by_step(on_host, dtype, shape, kind):
     on_host.accept_launches(0)
     check_sequence(on_host, dtype, shape, kind)

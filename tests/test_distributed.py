@@ -52,7 +52,13 @@ TINY = [
 ]
 
 
-@pytest.fixture(scope="module", params=[2, 4], ids="{} processes".format)
+# Those of so many processes run one after the other, and so these begin once.
+NUMBERS = [
+    pytest.param(number, marks=pytest.mark.xdist_group(f"{number} processes")) for number in (2, 4)
+]
+
+
+@pytest.fixture(scope="module", params=NUMBERS, ids="{} processes".format)
 def ranks(request):
     ranks = Ranks(request.param)
     yield ranks
@@ -232,6 +238,11 @@ def assert_same_training(actual, expected, **tolerance):
         torch.testing.assert_close(what(actual), what(expected), **tolerance)
 
 
+def trains(test):
+    """Slow, and one after the other: they share runs."""
+    return pytest.mark.slow(pytest.mark.xdist_group("trains")(test))
+
+
 @pytest.fixture(scope="module")
 def train(tmp_path_factory):
     """Trains with these options, once for all tests that ask for it."""
@@ -256,6 +267,7 @@ def train(tmp_path_factory):
     ],
     ids=lambda run: " ".join(map(str, run)),
 )
+@trains
 def test_same_training_as_one_process(train, run):
     alone = train(1)
     assert alone["bits"][-1] < alone["bits"][0] - 1
@@ -263,6 +275,7 @@ def test_same_training_as_one_process(train, run):
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@trains
 def test_bfloat16_learns_nearly_the_same(train, strategy):
     rounded, exact = train(2, f"--strategy={strategy}", "--bf16"), train(1)
     torch.testing.assert_close(rounded["bits"], exact["bits"], rtol=0, atol=0.02)
@@ -280,6 +293,7 @@ def kill_one_after_a_checkpoint(process):
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@trains
 def test_killed_process_is_restarted_from_the_last_checkpoint(train, strategy, tmp_path):
     with torchrun(2, tmp_path, f"--strategy={strategy}", restarts=1) as process:
         saved = kill_one_after_a_checkpoint(process)
@@ -302,6 +316,7 @@ def kill_one_inside_a_save(process, output, random):
     os.kill(int(random.choice(children)), signal.SIGKILL)
 
 
+@trains
 def test_sigkill_at_random_moments_inside_saves_loses_nothing(train, tmp_path):
     seed = SystemRandom().randrange(2**32)
     print(f"seed {seed}")
@@ -331,6 +346,7 @@ def half_trained(tmp_path_factory):
     [(1, "--strategy=ddp"), (2, "--strategy=fsdp"), (4, "--strategy=fsdp")],
     ids=lambda run: " ".join(map(str, run)),
 )
+@trains
 def test_resumes_on_any_number_of_processes_what_was_killed(train, half_trained, run, tmp_path):
     killed, saved = half_trained
     output = tmp_path / "resumed"

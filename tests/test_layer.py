@@ -833,6 +833,7 @@ with torch.no_grad():
 """
 
 
+@pytest.mark.slow
 @each_form
 def test_aot_inductor_package_for_few_steps_and_many(form, tmp_path):
     layer = lltm_ops.LLTM(5, 6, bidirectional=True)

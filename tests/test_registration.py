@@ -87,12 +87,25 @@ def test_cuda_is_built_where_there_is_a_gpu():
     assert lltm_ops.build_info()["cuda"] != "not built"
 
 
+WITHOUT_GRAPHS = ("test_schema", "test_autograd_registration", "test_faketensor")
+# The parts of opcheck. The last one compiles, which takes seconds, and no graph depends on dtypes.
+ALL = (*WITHOUT_GRAPHS, "test_aot_dispatch_dynamic")
+
+
+@each_device
+@each_operator
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_opcheck(device, name, requires_grad):
+    opcheck(operator(name), OPERATORS[name](device, requires_grad=requires_grad))
+
+
 @each_device
 @each_dtype
 @each_operator
 @pytest.mark.parametrize("requires_grad", [False, True])
-def test_opcheck(device, dtype, name, requires_grad):
-    opcheck(operator(name), OPERATORS[name](device, dtype, requires_grad=requires_grad))
+def test_opcheck_of_dtypes(device, dtype, name, requires_grad):
+    inputs = OPERATORS[name](device, dtype, requires_grad=requires_grad)
+    opcheck(operator(name), inputs, test_utils=WITHOUT_GRAPHS)
 
 
 @each_device
@@ -101,11 +114,9 @@ def test_opcheck(device, dtype, name, requires_grad):
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_opcheck_of_sequences(device, name, kind, requires_grad):
     inputs = OPERATORS[name](device, kind=kind, requires_grad=requires_grad)
-    utilities = ["test_schema", "test_autograd_registration", "test_faketensor"]
     # Those not for users differentiate by formulas that need the values of batch_sizes.
-    if name == "sequence_forward" or kind[0] == "padded" or not requires_grad:
-        utilities.append("test_aot_dispatch_dynamic")
-    opcheck(operator(name), inputs, test_utils=utilities)
+    with_graphs = name == "sequence_forward" or not requires_grad
+    opcheck(operator(name), inputs, test_utils=ALL if with_graphs else WITHOUT_GRAPHS)
 
 
 @pytest.mark.parametrize("name", ["_sequence_forward_with_gates", "sequence_backward"])
@@ -123,7 +134,15 @@ def test_opcheck_of_layouts_and_shapes_of_sequences(name, layout, shape):
         LAYOUTS[layout](argument) if isinstance(argument, torch.Tensor) else argument
         for argument in OPERATORS[name](shape=shape, kind=("padded", True, True))
     ]
-    opcheck(operator(name), inputs)
+    opcheck(operator(name), inputs, test_utils=WITHOUT_GRAPHS)
+
+
+@each_operator
+@pytest.mark.parametrize("shape", [(0, 3, 5, 4), (4, 0, 5, 4), (4, 3, 0, 4), (1, 1, 1, 1)], ids=str)
+def test_opcheck_of_shapes(name, shape):
+    of_cell = name in CELL_OPERATORS
+    sizes = shape[1:] if of_cell else shape
+    opcheck(operator(name), OPERATORS[name](shape=sizes, requires_grad=of_cell))
 
 
 @each_cell_operator
@@ -135,7 +154,8 @@ def test_opcheck_of_layouts_and_shapes(name, layout, shape):
         LAYOUTS[layout](tensor) if tensor.dim() == 2 else tensor
         for tensor in OPERATORS[name](shape=shape)
     ]
-    opcheck(operator(name), [tensor.detach().requires_grad_() for tensor in inputs])
+    leaves = [tensor.detach().requires_grad_() for tensor in inputs]
+    opcheck(operator(name), leaves, test_utils=WITHOUT_GRAPHS)
 
 
 @pytest.mark.parametrize("mask", [[True, False] * 2 + [True], [False] * 5, [False] * 4 + [True]])
