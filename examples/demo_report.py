@@ -28,7 +28,7 @@ def smoothed(values: list[float]) -> list[float]:
 def draw(trainings: dict[str, Training], recalls: dict[str, list[float]], path: Path) -> None:
     """Bits per character of each layer, and, once they are known, its errors in recall."""
     panels = 2 if recalls else 1
-    figure = Figure(figsize=(5.5 * panels, 4.5), layout="constrained")
+    figure = Figure(figsize=(6 * panels, 4.2), layout="constrained")
     axes = figure.subplots(1, panels, squeeze=False)[0]
     draw_text(axes[0], trainings)
     if recalls:
@@ -51,20 +51,21 @@ def draw_text(axis: Any, trainings: dict[str, Training]) -> None:
             points = zip(*training.validation_bits, strict=True)
             axis.plot(*points, "o-", color=color, label=f"{layer}: {end:.2f}")
     axis.set(title="Text: the next character", ylabel="bits per character")
-    if any(training.validation_bits for training in trainings.values()):
+    validated = [bits for training in trainings.values() for _, bits in training.validation_bits]
+    if validated:
         axis.legend(title="unseen text, at the end", loc="upper right")
-        axis.set_ylim(1.5, 4)
+        axis.set_ylim(0.8 * min(validated), 1.5 * max(validated))
 
 
 def draw_recall(axis: Any, recalls: dict[str, list[float]]) -> None:
     for layer, losses in recalls.items():
         style = "-" if "," in layer else "--"
         steps = range(1, len(losses) + 1)
-        label = layer.replace(", ", "\n  ", 1)
+        label = layer.replace(", ", "\n")
         axis.plot(steps, smoothed(losses), style, color=COLORS[kind(layer)], label=label)
     axis.axhline(CHANCE, color="black", linestyle=":", linewidth=1, label="always the mean")
     axis.set(yscale="log", title="Memory: the first of 100 values", ylabel="squared error")
-    axis.legend(loc="center right", fontsize=9)
+    axis.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
 
 
 def listed(names: list[str]) -> str:
