@@ -48,9 +48,8 @@ PYTEST = OMP_WAIT_POLICY=passive $(PYTHON) -m pytest \
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-demo: $(BUILT)  ## train a language model with the layer and run it four ways; DEMO_ARGS=--help
-	$(if $(DEMO_ARGS),,rm -rf runs/demo)
-	$(PYTHON) examples/char_lm.py --output=runs/demo $(DEMO_ARGS)
+demo: $(BUILT)  ## train the layer beside nn.LSTM and nn.GRU, and run it four ways; DEMO_ARGS=--help
+	$(PYTHON) examples/char_lm.py --output=runs/demo $(if $(filter --output%,$(DEMO_ARGS)),,--anew) $(DEMO_ARGS)
 
 distributed: $(BUILT)  ## train it on two processes for a short time; DISTRIBUTED_ARGS=--help
 	rm -rf runs/distributed

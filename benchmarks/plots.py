@@ -90,6 +90,34 @@ def plot_roofs(axis: Any, rows: list[dict[str, Any]]) -> None:
     axis.legend(fontsize=8, loc="lower right")
 
 
+def plot_glance(panels: dict[str, dict[str, float]], file: Path) -> None:
+    """A few bars for the README: times of training over ours."""
+    figure, axes = plt.subplots(
+        len(panels),
+        1,
+        figsize=(8, 3.8),
+        sharex=True,
+        layout="constrained",
+        height_ratios=[len(times) for times in panels.values()],
+    )
+    for axis, (title, times) in zip(axes, panels.items(), strict=True):
+        ours, *others = times
+        bars = axis.barh([*times], [*times.values()], color=["tab:red", *len(others) * ["silver"]])
+        axis.bar_label(bars, fmt="%.2f", padding=4)
+        axis.axvline(times[ours], color="tab:red", linewidth=0.8, linestyle=":")
+        axis.set_title(title, fontsize=10, loc="left")
+        axis.invert_yaxis()
+        axis.spines[["top", "right", "bottom"]].set_visible(False)
+        axis.tick_params(length=0, labelbottom=False)
+    axes[0].margins(x=0.1)
+    figure.suptitle(
+        "Time to train over ours, float32, one thread of an AMD EPYC (Zen 4): shorter is faster",
+        fontsize=10,
+    )
+    figure.savefig(file, dpi=100)
+    plt.close(figure)
+
+
 def plot_sweep(run: dict[str, Any], file: Path) -> None:
     """A map of batch by state for each number of input features: eager's time over ours."""
     from matplotlib.colors import TwoSlopeNorm

@@ -20,6 +20,30 @@ PICTURES = {
     "sweep_cpu_float32_1_thread": "Eager's time over ours by batch, input and state, one thread",
     "sweep_cpu_float32_2_threads": "Eager's time over ours by batch, input and state, two threads",
 }
+# What the README shows: from which file, one shape of it, and what a newcomer calls its contenders.
+GLANCE = {
+    "cell_cpu_float32": (
+        "64 x 256 x 512",
+        "One step: 64 rows, 256 features, 512 units",
+        {
+            "lltm_ops": "LLTMCell of this package",
+            "eager": "its formulas in plain PyTorch",
+            "compile": "the same under torch.compile",
+            "C++": "the same in C++, as tutorials teach it",
+            "LSTMCell": "nn.LSTMCell",
+        },
+    ),
+    "sequence_cpu_float32": (
+        "128 x 16 x 128 x 128",
+        "A sequence: 128 steps, 16 rows, 128 features, 128 units",
+        {
+            "lltm_ops": "LLTM of this package",
+            "LSTM": "nn.LSTM",
+            "GRU": "nn.GRU",
+            "eager loop": "LLTM in plain PyTorch, in a loop",
+        },
+    ),
+}
 
 
 def load(folder: Path, name: str) -> dict[str, Any] | None:
@@ -99,10 +123,28 @@ def summary(folders: list[Path]) -> list[str]:
     return lines
 
 
+def glance(folder: Path) -> dict[str, dict[str, float]]:
+    """Titles of the README's picture, and below each the contenders' times over ours."""
+    panels = {}
+    for file, (shape, title, names) in GLANCE.items():
+        wanted = {"shape": shape, "threads": 1, "what": "training"}
+        rows = (load(folder, file) or {})["rows"]
+        times = next(row["microseconds"] for row in rows if wanted.items() <= row.items())
+        panels[title] = {shown: times[name] / times["lltm_ops"] for name, shown in names.items()}
+    return panels
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folders", nargs="*", type=Path, default=processors())
-    for folder in parser.parse_args().folders:
+    parser.add_argument("--glance", type=Path, metavar="FILE", help="draw the README's picture")
+    args = parser.parse_args()
+    if args.glance:
+        import plots
+
+        plots.plot_glance(glance(FIGURES / "zen4"), args.glance)
+        return
+    for folder in args.folders:
         (folder / "README.md").write_text(page(folder))
     print("\n".join(summary(processors())))
 

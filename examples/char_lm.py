@@ -1,12 +1,10 @@
-"""Trains a character-level language model with an LLTM layer, then runs it four ways.
+"""Trains a character-level language model with an LLTM layer, and shows what the layer can do.
 
-The model reads Python's own documentation (or ``--text``) in chunks. An LLTM has no forget gate, so
-its cell state only ever adds up: carried from chunk to chunk it grew past 100,000, and validation
-ended at 4.8 bits per character. Every chunk starts from zeros instead, which brings it to 2.0.
+The model reads a novel (or ``--text``) in chunks, each from a state of zeros: an LLTM has no forget
+gate, so a cell state carried from chunk to chunk only ever adds up, in training past 100,000.
 
-Afterwards the trained model runs eagerly, through torch.jit.script, torch.compile and torch.export,
-beside the same model in plain PyTorch: all have to agree, and each is timed. Last, the same model
-with nn.LSTM and with nn.GRU in place of the layer learns the same text.
+Afterwards the trained model runs in every way that PyTorch has, nn.LSTM and nn.GRU learn the same
+text, and all of them learn to say which of 100 values came first, for which nothing may fade.
 """
 
 import argparse
@@ -17,11 +15,10 @@ import math
 import signal
 import statistics
 import sys
+import textwrap
 import threading
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -47,44 +44,27 @@ from language_model import (
     write,
 )
 from torch import Tensor, nn
-from torch.utils.benchmark import Timer
 
 import lltm_ops
 
 try:
-    from matplotlib.figure import Figure
+    import demo_report
+    import memory_tasks
     from tqdm import tqdm
+    from ways_to_run import compare, seconds_per_call, step_by_step
 except ImportError as error:
     sys.exit(f"char_lm.py: {error.name} is missing: pip install lltm_ops[demo]")
 
-Way = Callable[[Tensor], Tensor]
-CHECKPOINT = "checkpoint.pt"
-# Trained weights amplify the rounding of one step in the next.
-TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}
-
-
-class LoopOverTime(nn.Module):
-    """What the layer computes, step by step: by its operator for one step, or in plain PyTorch."""
-
-    def __init__(self, layer: lltm_ops.LLTM, step: Callable[..., tuple[Tensor, Tensor]]) -> None:
-        super().__init__()
-        self.layer = layer
-        self.step = step
-
-    def forward(self, input: Tensor) -> tuple[Tensor, None]:
-        h = cell = input.new_zeros(len(input), self.layer.hidden_size)
-        outputs = []
-        for x in input.unbind(1):
-            h, cell = self.step(x, self.layer.weights_l0, self.layer.bias_l0, h, cell)
-            outputs.append(h)
-        return torch.stack(outputs, dim=1), None
-
-
-def step_by_step(model: CharLM, step: Callable[..., tuple[Tensor, Tensor]]) -> CharLM:
-    """A copy that runs the layer so."""
-    model = copy.deepcopy(model)
-    model.rnn = LoopOverTime(model.rnn, step)
-    return model
+# As they are made, and with gates that begin so that they keep what comes first. docs/training.md
+# has more of them, and more seeds.
+RECALL = (
+    "LLTM, input gate -4",
+    "LSTM",
+    "LSTM, forget gate +5, input gate -5",
+    "GRU",
+    "GRU, update gate +5",
+)
+CHECKPOINT, PICTURE, SAMPLE = "checkpoint.pt", "learning.png", "sample.txt"
 
 
 @torch.no_grad()
@@ -159,13 +139,21 @@ def interrupts_as_request() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, previous)
 
 
-def train(training: Training, corpus: Corpus, args: argparse.Namespace) -> bool:
-    """Trains up to ``--steps``; false if Ctrl-C ended it. Leaves a checkpoint and a picture."""
-    checkpoint = args.output / CHECKPOINT
+def train(
+    training: Training, corpus: Corpus, args: argparse.Namespace, checkpoint: Path | None = None
+) -> bool:
+    """Trains up to ``--steps``, and saves on the way; false if Ctrl-C ended it."""
     size = args.batch_size * args.length
     first = len(training.bits)
+    layer = type(training.model.rnn).__name__
     bar = tqdm(
-        total=args.steps * size, initial=first * size, unit="char", unit_scale=True, mininterval=0.5
+        desc=layer,
+        total=args.steps * size,
+        initial=first * size,
+        unit="char",
+        unit_scale=True,
+        mininterval=0.5,
+        leave=False,
     )
     with interrupts_as_request() as stop, bar:
         for step in range(first, args.steps):
@@ -180,157 +168,80 @@ def train(training: Training, corpus: Corpus, args: argparse.Namespace) -> bool:
                 training.validation_bits.append((step + 1, bits))
                 recent = statistics.fmean(training.bits[-args.validate_every :])
                 bar.write(
-                    f"step {step + 1:5}: bits per character {recent:.3f} in training, "
+                    f"{layer:4} step {step + 1:5}: bits per character {recent:.3f} in training, "
                     f"{bits:.3f} in validation"
                 )
-                save(training, checkpoint)
+                if checkpoint:
+                    save(training, checkpoint)
             if stop.is_set():
                 break
-    save(training, checkpoint)
-    plot(training, args.output / "loss.png")
+    if checkpoint:
+        save(training, checkpoint)
     return not stop.is_set()
 
 
-def plot(training: Training, path: Path) -> None:
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
-    smoothed = accumulate(training.bits, lambda mean, bits: 0.95 * mean + 0.05 * bits)
-    axes.plot(range(1, len(training.bits) + 1), list(smoothed), label="training, smoothed")
-    if training.validation_bits:
-        axes.plot(*zip(*training.validation_bits, strict=True), "o-", label="validation")
-    axes.set(xlabel="step", ylabel="bits per character", title="Character-level LLTM")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    file = io.BytesIO()
-    figure.savefig(file, dpi=150)
-    write(path, file.getvalue())
-
-
 @torch.no_grad()
-def sample(
-    model: CharLM, vocabulary: str, prompt: str, length: int, temperature: float, seed: int
-) -> str:
-    """The prompt, and characters drawn one by one from what the model expects after it."""
+def sample(model: CharLM, vocabulary: str, prompt: str, args: argparse.Namespace) -> str:
+    """Characters drawn one by one from what the model expects after the prompt."""
     device = model.head.weight.device
-    generator = torch.Generator().manual_seed(seed)
-    tokens, state = encode(prompt, vocabulary)[None], None
-    text = prompt
-    for _ in range(length):
+    generator = torch.Generator().manual_seed(args.seed)
+    tokens, state, text = encode(prompt, vocabulary)[None], None, ""
+    for _ in range(args.sample_length):
         output, state = model.rnn(model.embedding(tokens.to(device)), state)
         logits = model.head(output[0, -1])
-        probabilities = torch.softmax(logits.cpu() / temperature, dim=0)
+        probabilities = torch.softmax(logits.cpu() / args.temperature, dim=0)
         tokens = torch.multinomial(probabilities, 1, generator=generator)[None]
         text += vocabulary[int(tokens)]
     return text
 
 
-def script(model: CharLM) -> Way:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r".*torch\.jit\.script.* is deprecated")
-        return torch.jit.script(model)
+def show_sample(model: CharLM, corpus: Corpus, args: argparse.Namespace) -> None:
+    prompt = args.prompt or corpus.opening
+    written = sample(model, corpus.vocabulary, prompt, args)
+    shown = (
+        f"The LLTM was given these words:\n{textwrap.indent(prompt, '    ')}\n\n"
+        f"It wrote on, character by character (temperature {args.temperature:g}):\n"
+        f"{textwrap.indent(written, '    ')}\n"
+    )
+    print(f"\n{shown}")
+    write(args.output / SAMPLE, shown.encode())
 
 
-def export(model: CharLM, tokens: Tensor) -> Way:
-    """Exported for any number of rows and characters."""
-    shapes = ({0: torch.export.Dim("batch"), 1: torch.export.Dim("time")},)
-    return torch.export.export(model, (tokens,), dynamic_shapes=shapes).module()
-
-
-def seconds_per_call(
-    ways: dict[str, Callable[[Tensor], Any]], argument: Tensor
+def time_training(
+    trainings: dict[str, Training], corpus: Corpus, args: argparse.Namespace
 ) -> dict[str, float]:
-    """The median of each one's best round: other programs can only add to the time of a round.
-
-    The ways take turns, so that a quiet moment is nobody's alone.
-    """
-    timers = {
-        name: Timer(
-            "way(argument)",
-            globals={"way": way, "argument": argument},
-            num_threads=torch.get_num_threads(),
-        )
-        for name, way in ways.items()
-    }
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for timer in timers.values():
-        timer.timeit(3)  # compiles, and warms the caches
-    for _ in range(10):
-        for name, timer in timers.items():
-            times[name].append(timer.blocked_autorange(min_run_time=0.1).median)
-    return {name: min(values) for name, values in times.items()}
-
-
-@torch.no_grad()
-def compare(model: CharLM, chunks: Tensor) -> bool:
-    """Prints a table of all ways to run the model; whether they agree."""
-    tokens = chunks[:, :-1].contiguous()
-    ways: dict[str, Way] = {"eager": model}
-    if sys.version_info < (3, 14):
-        ways["torch.jit.script"] = script(model)
-    else:
-        print("torch.jit.script is left out: PyTorch does not support it on Python 3.14 and later.")
-    ways["torch.compile"] = torch.compile(model, fullgraph=True)
-    ways["torch.export"] = export(model, tokens)
-    count = len(ways)
-    ways["cell in a loop"] = step_by_step(model, lltm_ops.forward)
-    ways["plain PyTorch"] = step_by_step(model, lltm_ops.reference)
-
-    times = seconds_per_call(ways, tokens)
-    expected = model(tokens)
-    failures = []
-    print(f"\nOne call, for {tokens.shape[1]} characters of each of {tokens.shape[0]} texts:")
-    print(f"{'':18}{'difference':>12}{'time per call':>15}{'speed-up':>10}")
-    for name, way in ways.items():
-        actual = way(tokens)
-        difference = (actual - expected).abs().max().item()
-        ratio = times["plain PyTorch"] / times[name]
-        print(f"{name:18}{difference:12.1e}{times[name] * 1e3:12.2f} ms{ratio:9.2f}x")
-        try:
-            torch.testing.assert_close(actual, expected, **TOLERANCE)
-        except AssertionError as error:
-            failures.append(f"{name} does not agree with eager: {error}")
-    print("difference: largest of a logit from eager; speed-up: over plain PyTorch.")
-    print("\n".join(failures) or f"The {count} ways agree, and plain PyTorch with them.")
-    return not failures
-
-
-def learn(model: CharLM, corpus: Corpus, args: argparse.Namespace) -> Training:
-    """Does what :func:`train` does, without a checkpoint, for a model to compare with."""
-    training = Training.of(model, {}, corpus.vocabulary, args)
-    with tqdm(total=args.steps, unit="step", desc=type(model.rnn).__name__, leave=False) as bar:
-        for step in range(args.steps):
-            loss = train_step(training, corpus.batches[step % len(corpus.batches)])
-            training.bits.append(loss / math.log(2))
-            bar.update()
-    bits = validate(model, corpus.validation, args.batch_size)
-    training.validation_bits.append((args.steps, bits))
-    return training
-
-
-def compare_layers(training: Training, corpus: Corpus, args: argparse.Namespace) -> None:
-    """Prints a table of what LLTM, LSTM and GRU learn, and how fast."""
-    trainings = {"LLTM": training}
-    for rnn in ("LSTM", "GRU"):
-        torch.manual_seed(args.seed)
-        trainings[rnn] = learn(new_model(corpus, args, rnn), corpus, args)
-    timed = {rnn: copy.deepcopy(training) for rnn, training in trainings.items()}
-    before = step_by_step(training.model, lltm_ops.forward)
-    timed["LLTM, cell in a loop"] = Training.of(before, {}, corpus.vocabulary, args)
+    """Prints a table of what the layers learned, and how fast; seconds per step."""
+    timed = {layer: copy.deepcopy(training) for layer, training in trainings.items()}
+    loop = step_by_step(trainings["LLTM"].model, lltm_ops.forward)
+    timed["LLTM, cell in a loop"] = Training.of(loop, {}, corpus.vocabulary, args)
     batch = corpus.batches[0]
-    steps = {rnn: functools.partial(train_step, training) for rnn, training in timed.items()}
+    steps = {layer: functools.partial(train_step, training) for layer, training in timed.items()}
     times = seconds_per_call(steps, batch)
     characters = batch[:, 1:].numel()
     print("\nLearning the same text:")
     print(f"{'':22}{'parameters':>12}{'bits per character':>20}{'epoch':>10}{'characters/s':>14}")
-    for rnn, seconds in times.items():
-        parameters = sum(p.numel() for p in timed[rnn].model.parameters())
-        known = trainings.get(rnn)
+    for layer, seconds in times.items():
+        parameters = sum(p.numel() for p in timed[layer].model.parameters())
+        known = trainings.get(layer)
         bits = f"{known.validation_bits[-1][1]:.3f}" if known else ""
         print(
-            f"{rnn:22}{parameters:12,}{bits:>20}{seconds * len(corpus.batches):8.1f} s"
+            f"{layer:22}{parameters:12,}{bits:>20}{seconds * len(corpus.batches):8.1f} s"
             f"{characters / seconds:14,.0f}"
         )
     print("bits per character: of the validation text, after as many steps; epoch: training only.")
+    return times
+
+
+def recall(args: argparse.Namespace) -> tuple[dict[str, list[float]], dict[str, float]]:
+    """Losses while each layer learns to say the first of 100 values, and its error at the end."""
+    settings = memory_tasks.command_line().parse_args([f"--steps={args.recall_steps}"])
+    losses, errors = {}, {}
+    for layer in RECALL:
+        model, losses[layer] = memory_tasks.train("recall", layer, 0.01, args.seed, settings)
+        errors[layer] = memory_tasks.final_loss(model, "recall", settings.length)
+        print(f"{layer:36}squared error {errors[layer]:.5f}", flush=True)
+    print(f"{'always the mean':36}squared error {demo_report.CHANCE:.5f}")
+    return losses, errors
 
 
 def usable_device(name: str) -> torch.device:
@@ -356,7 +267,9 @@ def command_line() -> argparse.ArgumentParser:
     add("--prompt", "beginning of the sample; if not given, that of the validation text")
     add("--sample-length", "characters to generate", type=positive_int, metavar="N", default=400)
     add("--temperature", "1: as predicted; less: safer", type=positive_float, default=0.7)
+    add("--recall-steps", "of memory", type=positive_int, metavar="N", default=600)
     add("--skip-compare", "only train, and print a sample", action="store_true")
+    add("--anew", "without --resume: replace what is in --output", action="store_true")
     return parser
 
 
@@ -365,14 +278,27 @@ def prepare(args: argparse.Namespace) -> tuple[Training, Corpus]:
     encode(args.prompt or "", corpus.vocabulary)
     make_output(args.output)
     checkpoint = args.output / CHECKPOINT
-    check_resume(args, checkpoint.exists())
+    anew = args.anew and not args.resume
+    check_resume(args, checkpoint.exists() and not anew)
     torch.manual_seed(args.seed)
     training = Training.of(
         new_model(corpus, args), config_of(corpus, args), corpus.vocabulary, args
     )
     if args.resume:
         load(training, checkpoint, args.device)
+    if anew:
+        for name in (CHECKPOINT, PICTURE, SAMPLE):
+            (args.output / name).unlink(missing_ok=True)
     return training, corpus
+
+
+def heading(text: str) -> None:
+    print(f"\n--- {text}", flush=True)
+
+
+def stopped(training: Training, args: argparse.Namespace) -> int:
+    print(f"Stopped after step {len(training.bits)}; --resume continues from {args.output}.")
+    return 130
 
 
 def run(args: argparse.Namespace) -> int:
@@ -384,18 +310,44 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.device.type == "cuda" and lltm_ops.build_info()["cuda"] == "not built":
         print("lltm_ops was built without CUDA (no toolkit?): slower formulas run in its place.")
-    if not train(training, corpus, args):
-        print(f"Stopped after step {len(training.bits)}; --resume continues from {args.output}.")
-        return 130
-    model = training.model.eval()
-    print(f"\nA sample, temperature {args.temperature}:")
-    prompt = args.prompt or corpus.opening
-    print(sample(model, corpus.vocabulary, prompt, args.sample_length, args.temperature, args.seed))
-    if args.skip_compare:
-        return 0
-    agree = compare(model, corpus.validation[: args.batch_size])
-    model.train()
-    compare_layers(training, corpus, args)
+    print("The times below are those of an idle core; a busy one takes longer.")
+    heading(f"1 of 4: an LLTM learns {args.text.name} (a minute and a half)")
+    done = train(training, corpus, args, args.output / CHECKPOINT)
+    trainings = {"LLTM": training}
+    demo_report.draw(trainings, {}, args.output / PICTURE)
+    if not done:
+        return stopped(training, args)
+    show_sample(training.model, corpus, args)
+    return 0 if args.skip_compare else compare_all(trainings, corpus, args)
+
+
+def compare_all(trainings: dict[str, Training], corpus: Corpus, args: argparse.Namespace) -> int:
+    training = trainings["LLTM"]
+    heading("2 of 4: the trained model runs in several ways (half a minute)")
+    agree, calls = compare(training.model, corpus.validation[: args.batch_size, :-1].contiguous())
+    heading("3 of 4: nn.LSTM and nn.GRU learn the same text (three and a half minutes)")
+    for layer in ("LSTM", "GRU"):
+        torch.manual_seed(args.seed)
+        peer = Training.of(new_model(corpus, args, layer), {}, corpus.vocabulary, args)
+        trainings[layer] = peer
+        if not train(peer, corpus, args):
+            return stopped(training, args)
+    steps = time_training(trainings, corpus, args)
+    heading("4 of 4: all of them learn to say which of 100 values came first (a minute)")
+    losses, errors = recall(args)
+    demo_report.draw(trainings, losses, args.output / PICTURE)
+    demo_report.print_end(
+        [
+            demo_report.about_text(trainings),
+            demo_report.about_recall(losses, errors),
+            demo_report.about_speed(steps, calls),
+        ],
+        {
+            "picture": args.output / PICTURE,
+            "checkpoint": args.output / CHECKPOINT,
+            "sample": args.output / SAMPLE,
+        },
+    )
     return 0 if agree else 1
 
 

@@ -8,11 +8,11 @@ import hashlib
 import math
 import operator
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from pydoc_data.topics import topics
 from typing import Any
 
 import torch
@@ -21,6 +21,8 @@ from torch import Tensor, nn
 
 import lltm_ops
 
+# Jane Austen's Persuasion (1818), which is in the public domain.
+NOVEL = Path(__file__).with_name("persuasion.txt")
 RNNS = {"LLTM": lltm_ops.LLTM, "LSTM": nn.LSTM, "GRU": nn.GRU}
 
 # What a checkpoint must share with the run that resumes from it, beside the text. The number of
@@ -69,7 +71,7 @@ class Corpus:
             next, so a batch is drawn from all over the text, in an order that needs no random
             numbers.
         validation: ``[chunks, length + 1]``, from the last tenth of the text.
-        opening: the text with which the validation part begins.
+        opening: the first words of the validation part.
         digest: identifies the text.
     """
 
@@ -96,7 +98,7 @@ class Corpus:
             vocabulary,
             chunks[: count * batch_size].view(batch_size, count, length + 1).transpose(0, 1),
             tokens[training:].unfold(0, length + 1, length),
-            text[training : training + 40],
+            first_words(text[training:]),
             hashlib.sha256(text.encode()).hexdigest(),
         )
 
@@ -139,11 +141,13 @@ class Training:
                 )
 
 
-def read_text(path: Path | None) -> str:
-    if path is None:
-        # The topics share paragraphs, and validation on what was trained on would flatter.
-        paragraphs = "\n\n".join(topics.values()).split("\n\n")
-        return "\n\n".join(dict.fromkeys(paragraphs))
+def first_words(text: str, characters: int = 40) -> str:
+    """Whole words where the text has some, and so many characters at the least."""
+    words = re.search(rf"(?<=\s)[^\W\d_].{{{characters - 1}}}\S*", text, re.DOTALL)
+    return words[0] if words else text[:characters]
+
+
+def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeError) as error:
@@ -191,14 +195,15 @@ def add_option(parser: argparse.ArgumentParser, option: str, help: str, **settin
 
 def training_options(description: str, output: str) -> argparse.ArgumentParser:
     """A command line with what train_distributed.py takes, too."""
-    parser = argparse.ArgumentParser(description=description)
+    parser = argparse.ArgumentParser(description=description, allow_abbrev=False)
     add = functools.partial(add_option, parser)
-    add("--text", "UTF-8 text; if not given, Python's help topics", type=Path, metavar="FILE")
+    novel = "UTF-8 text; if not given, Jane Austen's Persuasion"
+    parser.add_argument("--text", help=novel, type=Path, metavar="FILE", default=NOVEL)
     add("--output", "what training leaves", type=Path, metavar="DIR", default=output)
     add("--resume", "continue from the checkpoint in --output", action="store_true")
     # Several threads gain little on matrices of this size, and come to a halt on a busy machine.
     add("--threads", "of a CPU", type=between(1, 1024), metavar="N", default=1)
-    add("--steps", "training steps in all", type=positive_int, metavar="N", default=1200)
+    add("--steps", "training steps in all", type=positive_int, metavar="N", default=800)
     add("--batch-size", "chunks per step", type=positive_int, metavar="N", default=32)
     add("--length", "characters per chunk", type=positive_int, metavar="N", default=64)
     add("--embedding-size", "inputs of the layer", type=between(1, 65_536), metavar="N", default=64)

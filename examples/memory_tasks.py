@@ -14,19 +14,22 @@ from statistics import median
 
 import torch
 from torch import Tensor, nn
+from tqdm import trange
 
 from lltm_ops import LLTM
 
-# The class, what is added to the initial bias of one gate, and whether it is given resets. The gate
-# is the input gate of the LLTM and the forget gate of the LSTM.
-LAYERS: dict[str, tuple[type[nn.Module], float, bool]] = {
-    "LLTM": (LLTM, 0, False),
-    "LLTM, input gate -2": (LLTM, -2, False),
-    "LLTM, input gate -4": (LLTM, -4, False),
-    "LLTM, resets": (LLTM, 0, True),
-    "LSTM": (nn.LSTM, 0, False),
-    "LSTM, forget gate +3": (nn.LSTM, 3, False),
-    "GRU": (nn.GRU, 0, False),
+# The class, what is added to the initial bias of each gate in turn, and whether it is given resets.
+# The gates are input, (forget,) candidate and output, and those of the GRU reset, update and new.
+LAYERS: dict[str, tuple[type[nn.Module], tuple[float, ...], bool]] = {
+    "LLTM": (LLTM, (), False),
+    "LLTM, input gate -2": (LLTM, (-2,), False),
+    "LLTM, input gate -4": (LLTM, (-4,), False),
+    "LLTM, resets": (LLTM, (), True),
+    "LSTM": (nn.LSTM, (), False),
+    "LSTM, forget gate +3": (nn.LSTM, (0, 3), False),
+    "LSTM, forget gate +5, input gate -5": (nn.LSTM, (-5, 5), False),
+    "GRU": (nn.GRU, (), False),
+    "GRU, update gate +5": (nn.GRU, (0, 5), False),
 }
 # The loss of who always says the mean.
 TASKS = {"recall": 1 / 3, "add": 1 / 6, "latest": 1 / 3}
@@ -53,13 +56,12 @@ def batch(task: str, length: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
 class Model(nn.Module):
     def __init__(self, layer: str, hidden_size: int) -> None:
         super().__init__()
-        kind, bias, self.resets = LAYERS[layer]
+        kind, added, self.resets = LAYERS[layer]
         self.layer = kind(2, hidden_size)
+        bias = self.layer.bias_l0 if kind is LLTM else self.layer.bias_ih_l0
         with torch.no_grad():
-            if kind is LLTM:
-                self.layer.bias_l0[:hidden_size] += bias
-            if kind is nn.LSTM:
-                self.layer.bias_ih_l0[hidden_size : 2 * hidden_size] += bias
+            for gate, number in zip(bias.split(hidden_size), added, strict=False):
+                gate += number
         self.head = nn.Linear(hidden_size, 1)
 
     def loss(self, task: str, length: int, size: int) -> Tensor:
@@ -68,22 +70,31 @@ class Model(nn.Module):
         return (self.head(output[-1]).squeeze(1) - target).square().mean()
 
 
-def train(task: str, layer: str, rate: float, seed: int, args: argparse.Namespace) -> list[float]:
-    """Losses on data that the model has not seen, at the length of training and at four times."""
+def train(
+    task: str, layer: str, rate: float, seed: int, args: argparse.Namespace
+) -> tuple[Model, list[float]]:
+    """The model, and the loss of each step: on data that it had not seen before."""
     torch.manual_seed(seed)
     model = Model(layer, args.hidden_size)
     optimizer = torch.optim.Adam(model.parameters(), rate)
-    for _ in range(args.steps):
+    losses = []
+    for _ in trange(args.steps, desc=layer, unit="step", leave=False):
         optimizer.zero_grad()
-        model.loss(task, args.length, args.batch_size).backward()
+        loss = model.loss(task, args.length, args.batch_size)
+        loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), args.clip)
         optimizer.step()
+        losses.append(loss.item())
+    return model, losses
+
+
+@torch.no_grad()
+def final_loss(model: Model, task: str, length: int) -> float:
     torch.manual_seed(-1)  # the same data for all
-    with torch.no_grad():
-        return [model.loss(task, times * args.length, 1000).item() for times in (1, 4)]
+    return model.loss(task, length, 1000).item()
 
 
-def main() -> None:
+def command_line() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -96,7 +107,11 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--hidden-size", type=int, default=32)
     parser.add_argument("--clip", type=float, default=1.0, help="norm of the gradients")
-    args = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    args = command_line().parse_args()
     torch.set_num_threads(1)  # so small a layer gains nothing from more
     print("| task | layer | learning rate | solved | median | worst | at four times the length |")
     print("|---|---|---|---|---|---|---|")
@@ -105,8 +120,9 @@ def main() -> None:
             if LAYERS[layer][2] and task != "latest":
                 continue  # nothing to forget
             for rate in args.learning_rates:
-                losses = [train(task, layer, rate, seed, args) for seed in range(args.seeds)]
-                here, longer = zip(*losses, strict=True)
+                models = [train(task, layer, rate, seed, args)[0] for seed in range(args.seeds)]
+                here = [final_loss(model, task, args.length) for model in models]
+                longer = [final_loss(model, task, 4 * args.length) for model in models]
                 solved = sum(loss < 0.01 for loss in here)
                 figures = f"{median(here):.2g} | {max(here):.2g} | {median(longer):.2g}"
                 print(

@@ -1,6 +1,7 @@
 """The examples run as a user runs them, with settings so small that they learn next to nothing."""
 
 import errno
+import hashlib
 import importlib.util
 import os
 import re
@@ -8,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -21,13 +23,16 @@ pytest.importorskip("matplotlib")
 CHAR_LM = Path(__file__).parent.parent / "examples" / "char_lm.py"
 TINY = [
     "--device=cpu",
+    f"--text={CHAR_LM}",
     "--batch-size=4",
     "--length=16",
     "--embedding-size=8",
     "--hidden-size=16",
     "--validate-every=10",
     "--sample-length=20",
+    "--recall-steps=2",
 ]
+LEFT = ["checkpoint.pt", "learning.png", "sample.txt"]
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
@@ -78,18 +83,63 @@ def imported(monkeypatch):
 
 def test_char_lm_learns_and_leaves_its_results(trained):
     output, printed = trained
-    bits = [
-        (float(training), float(validation))
-        for training, validation in re.findall(r"(\S+) in training, (\S+) in validation", printed)
-    ]
-    assert len(bits) == 4
-    for first, last in zip(bits[0], bits[-1], strict=True):
-        assert last < first - 0.3
-    assert (output / "loss.png").read_bytes().startswith(PNG_SIGNATURE)
+    for layer in ("LLTM", "LSTM", "GRU"):
+        line = rf"^{layer} +step .* (\S+) in training, (\S+) in validation"
+        bits = [(float(a), float(b)) for a, b in re.findall(line, printed, re.MULTILINE)]
+        assert len(bits) == 4
+        for first, last in zip(bits[0], bits[-1], strict=True):
+            assert last < first - 0.2
+    assert (output / "learning.png").read_bytes().startswith(PNG_SIGNATURE)
     saved = torch.load(output / "checkpoint.pt", weights_only=True)
     assert saved["step"] == 40
     assert {"model", "optimizer", "config", "vocabulary"} <= saved.keys()
-    assert sorted(path.name for path in output.iterdir()) == ["checkpoint.pt", "loss.png"]
+    assert sorted(path.name for path in output.iterdir()) == LEFT
+
+
+def test_char_lm_ends_with_what_it_found_where_it_lies_and_what_comes_next(trained):
+    output, printed = trained
+    _, found, left, following = re.split(r"\n--- (?=What)", printed)
+    assert re.findall(r"^- (\w+): ", found, re.MULTILINE) == ["Text", "Memory", "Speed"]
+    bits = re.findall(r"^(LLTM|LSTM|GRU) +[\d,]+ +(\d\.\d{3}) ", printed, re.MULTILINE)
+    best = min(bits, key=lambda row: float(row[1]))[0]
+    assert f"- Text: {best} learned it best" in found
+    assert re.findall(r"^\w+ +(/.*)$", left, re.MULTILINE) == [
+        str(output / name) for name in ("learning.png", "checkpoint.pt", "sample.txt")
+    ]
+    assert "make test" in following
+    assert (CHAR_LM.parent.parent / "docs" / "training.md").exists()
+    assert "docs/training.md" in following and "help(lltm_ops.LLTM)" in following
+
+
+def test_char_lm_sets_the_words_it_was_given_off_from_what_it_wrote(trained):
+    output, printed = trained
+    shown = (output / "sample.txt").read_text()
+    assert shown in printed
+    given, written = re.fullmatch(
+        r"The LLTM was given these words:\n(.*)\n\nIt wrote on, .*?:\n(.*)\n", shown, re.DOTALL
+    ).groups()
+    assert re.match(r"    [A-Za-z]", given)
+    assert 0 < len(textwrap.dedent(written)) <= 20  # dedent empties lines of spaces
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("ay\n\n------\n\nIt was 12 o'clock", "It was 12"),
+        ("1 --- 2 ---", "1 --- 2"),
+    ],
+)
+def test_the_words_given_are_whole_and_begin_with_one(char_lm, text, words):
+    assert sys.modules["language_model"].first_words(text, 7) == words
+
+
+def test_the_novel_is_the_same_everywhere(char_lm):
+    """So the documented figures do not depend on what is installed."""
+    args = char_lm.command_line().parse_args(["--device=cpu"])
+    text = char_lm.read_text(args.text)
+    assert text.startswith("Persuasion\n") and text.endswith("Finis\n")
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    assert digest == "8061549557aebd2fd6e353d18d9197cb707029112bd52d4d8b174583a925848a"
 
 
 def test_char_lm_runs_four_ways_that_agree(trained):
@@ -101,7 +151,67 @@ def test_char_lm_runs_four_ways_that_agree(trained):
         assert "torch.jit.script is left out" in printed
     for way in ways:
         assert re.search(rf"^{re.escape(way)} .* ms .*x$", printed, re.MULTILINE)
-    assert f"The {len(ways) - 2} ways agree" in printed
+    assert "All agree with eager." in printed
+
+
+@pytest.mark.parametrize(
+    ("way", "function"),
+    [
+        ("torch.jit.script", "torch.jit.script"),
+        ("torch.compile", "torch.compile"),
+        ("torch.export", "torch.export.export"),
+    ],
+)
+def test_a_way_that_cannot_run_costs_its_row(char_lm, way, function, monkeypatch, capsys):
+    def fail(*_, **__):
+        raise RuntimeError("no compiler\nand many lines more")
+
+    ways_to_run = sys.modules["ways_to_run"]
+    monkeypatch.setattr(function, fail)
+    monkeypatch.setattr(ways_to_run, "MADE", {way: ways_to_run.MADE[way]})
+    monkeypatch.setattr(ways_to_run, "seconds_per_call", lambda ways, _: dict.fromkeys(ways, 1.0))
+    model = sys.modules["language_model"].CharLM(5, 2, 3)
+    agree, times = char_lm.compare(model, torch.zeros(1, 4, dtype=torch.long))
+    assert agree
+    assert list(times) == ["eager", "cell in a loop", "plain PyTorch"]
+    printed = capsys.readouterr().out
+    reason = "" if way == "torch.jit.script" and sys.version_info >= (3, 14) else "no compiler "
+    sentence = rf"^{re.escape(way)} is left out, .*: {reason}.*It needs .*\.\)$"
+    assert re.search(sentence, printed, re.MULTILINE)
+    assert "many lines more" not in printed
+    assert "All agree with eager." in printed
+
+
+ERRORS = {"LLTM, input gate -4": 0.001, "LSTM": 0.34, "GRU": 0.33}
+
+
+@pytest.mark.parametrize(
+    ("errors", "sentence"),
+    [
+        (
+            ERRORS,
+            "Memory: LLTM, input gate -4 (after 2 steps) learned to say the first of 100 values; "
+            "LSTM (0.34) and GRU (0.33) did not, where always the mean has 0.33.",
+        ),
+        (
+            ERRORS | {"LLTM, input gate -4": 0.3, "GRU": 0.001},
+            "Memory: GRU (after 2 steps) learned to say the first of 100 values; LLTM, input gate "
+            "-4 (0.30) and LSTM (0.34) did not, where always the mean has 0.33.",
+        ),
+        (
+            dict.fromkeys(ERRORS, 0.3),
+            "Memory: no layer learned to say the first of 100 values in this run.",
+        ),
+        (
+            dict.fromkeys(ERRORS, 0.001),
+            "Memory: LLTM, input gate -4 (after 2 steps), LSTM (after 2 steps) and GRU (after 2 "
+            "steps) learned to say the first of 100 values.",
+        ),
+    ],
+)
+def test_the_demo_says_of_memory_what_its_run_found(char_lm, errors, sentence):
+    losses = {layer: [0.0105, error, error] for layer, error in errors.items()}
+    assert char_lm.demo_report.about_recall(losses, errors) == sentence
 
 
 def test_char_lm_compares_layers(trained):
@@ -115,7 +225,7 @@ def test_char_lm_compares_layers(trained):
 
 def test_char_lm_resumes_after_ctrl_c_as_if_it_had_not_stopped(tmp_path):
     steps = 1000
-    options = ("--text", CHAR_LM, f"--steps={steps}", "--skip-compare", "--output")
+    options = (f"--steps={steps}", "--skip-compare", "--output")
     stopped, whole = tmp_path / "stopped", tmp_path / "whole"
     process = start(*options, stopped)
     while "in validation" not in (line := process.stdout.readline()):
@@ -124,7 +234,7 @@ def test_char_lm_resumes_after_ctrl_c_as_if_it_had_not_stopped(tmp_path):
     assert "--resume continues" in finish(process, returncode=130)
     half = torch.load(stopped / "checkpoint.pt", weights_only=True)
     assert 10 <= half["step"] < steps
-    assert (stopped / "loss.png").exists()
+    assert (stopped / "learning.png").exists()
 
     finish(start(*options, stopped, "--resume"))
     finish(start(*options, whole))
@@ -277,6 +387,23 @@ def test_char_lm_begins_over_no_checkpoint(char_lm, trained, capsys):
     assert (output / "checkpoint.pt").read_bytes() == before
 
 
+def test_char_lm_begins_anew_where_it_is_told_to(char_lm, tmp_path, capsys):
+    """As make demo tells it, with whatever DEMO_ARGS; --resume goes on all the same."""
+    options = [*TINY, "--skip-compare", "--anew", f"--output={tmp_path}"]
+    (tmp_path / "sample.txt").write_text("of an earlier run")
+    for steps in (3, 2):
+        assert char_lm.main([*options, f"--steps={steps}"]) == 0
+        assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["step"] == steps
+        assert "earlier" not in (tmp_path / "sample.txt").read_text()
+    trained = (tmp_path / "checkpoint.pt").read_bytes()
+    capsys.readouterr()
+    rejection(char_lm, [*options[len(TINY) :], "--prompt=\N{SNOWMAN}"], capsys)
+    rejection(char_lm, [*options[len(TINY) :], "--resum"], capsys)
+    assert (tmp_path / "checkpoint.pt").read_bytes() == trained
+    assert char_lm.main([*options, "--steps=2", "--resume"]) == 0
+    assert "in training" not in capsys.readouterr().out.split("1 of 4")[-1]
+
+
 @pytest.fixture
 def full_disk():
     """Files that cannot grow stand for it."""
@@ -288,7 +415,7 @@ def full_disk():
 
 def test_char_lm_leaves_nothing_behind_on_a_full_disk(char_lm, full_disk, tmp_path, capsys):
     with pytest.raises(SystemExit) as exit:
-        char_lm.main([*TINY, f"--text={CHAR_LM}", "--steps=2", f"--output={tmp_path}"])
+        char_lm.main([*TINY, "--steps=2", f"--output={tmp_path}"])
     assert exit.value.code == 2
     expected = f"error: cannot write {tmp_path}/checkpoint.pt: File too large\n"
     assert capsys.readouterr().err.endswith(expected)
@@ -308,7 +435,7 @@ def test_char_lm_keeps_the_checkpoint_when_saving_fails(char_lm, trained, monkey
         char_lm.main([*TINY, *options])
     assert f"cannot write {output}/checkpoint.pt: No space left" in capsys.readouterr().err
     assert (output / "checkpoint.pt").read_bytes() == before
-    assert sorted(path.name for path in output.iterdir()) == ["checkpoint.pt", "loss.png"]
+    assert sorted(path.name for path in output.iterdir()) == LEFT
 
 
 def test_char_lm_syncs_before_it_renames(char_lm, tmp_path, monkeypatch):
@@ -340,6 +467,8 @@ def test_char_lm_stops_when_the_loss_is_not_finite(char_lm, tmp_path):
 
 @pytest.mark.parametrize("missing", ["tqdm", "matplotlib.figure"])
 def test_char_lm_names_a_missing_package(missing, monkeypatch):
+    for module in ("demo_report", "memory_tasks", "ways_to_run"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(SystemExit, match=rf"{missing} is missing: pip install lltm_ops\[demo\]"):
         imported(monkeypatch)
@@ -351,7 +480,8 @@ def test_memory_tasks_prints_a_row_for_each_task_and_layer():
     printed = subprocess.run([*command, *options], capture_output=True, text=True, check=True)
     rows = [line.strip("| ").split(" | ") for line in printed.stdout.splitlines()[2:]]
     layers = ["LLTM", "LLTM, input gate -2", "LLTM, input gate -4", "LLTM, resets"]
-    layers += ["LSTM", "LSTM, forget gate +3", "GRU"]
+    layers += ["LSTM", "LSTM, forget gate +3", "LSTM, forget gate +5, input gate -5"]
+    layers += ["GRU", "GRU, update gate +5"]
     assert [row[:3] for row in rows] == [
         [task, layer, "0.03"]
         for task in ("recall", "add", "latest")

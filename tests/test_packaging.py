@@ -177,13 +177,18 @@ def test_make_ignores_a_python_from_the_environment():
     assert "another examples/char_lm.py" in dry_run_of_demo("PYTHON=another")
 
 
-def test_make_demo_runs_twice():
-    """It replaces what it left before, and with options nothing."""
-    assert "rm -rf runs/demo\n" in dry_run_of_demo()
-    for options in ("--seed=1", "--resume", "-h", "--output=elsewhere"):
-        printed = dry_run_of_demo(f"DEMO_ARGS={options}")
-        assert f"char_lm.py --output=runs/demo {options}\n" in printed
-        assert "rm -rf" not in printed
+@pytest.mark.parametrize("options", ["", "--seed=1", "--steps=9 --resume"])
+def test_make_demo_runs_twice(options):
+    """It replaces what it left before; test_examples.py has that --resume goes on."""
+    printed = dry_run_of_demo(f"DEMO_ARGS={options}")
+    assert f"char_lm.py --output=runs/demo --anew {options}\n" in printed
+
+
+@pytest.mark.parametrize("options", ["--output=elsewhere", "--seed=1 --output elsewhere"])
+def test_make_demo_replaces_nothing_elsewhere(options):
+    printed = dry_run_of_demo(f"DEMO_ARGS={options}")
+    assert f"char_lm.py --output=runs/demo {options}" in " ".join(printed.split())
+    assert "--anew" not in printed
 
 
 def test_without_library(package_without_library):
