@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +29,11 @@ SEQUENCE_BACKWARD_ARGUMENTS = (
     "batch_sizes", "reverse", "resets",
 )  # fmt: skip
 
+# By the version that torch.jit itself asks for: there, some modules can be scripted, and some not.
+HAS_TORCHSCRIPT = sys.version_info < (3, 14)
+needs_torchscript = pytest.mark.skipif(
+    not HAS_TORCHSCRIPT, reason="TorchScript ends with Python 3.13"
+)
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 DEVICES = ["cpu", pytest.param("cuda", marks=needs_cuda)]
 each_device = pytest.mark.parametrize("device", DEVICES)
