@@ -1,8 +1,17 @@
 import os
 import runpy
+import warnings
 
+from setuptools import __version__ as setuptools_version
 from setuptools import setup
 
+if int(setuptools_version.split(".")[0]) < 77:
+    raise SystemExit(
+        "lltm_ops: expected setuptools 77 or later, which can read pyproject.toml, but got "
+        f"{setuptools_version}: run `python -m pip install 'setuptools>=77'`"
+    )
+# torch says so when it is imported, and no build needs NumPy.
+warnings.filterwarnings("ignore", "Failed to initialize NumPy", UserWarning)
 try:
     from torch.utils import cpp_extension
 except ModuleNotFoundError:

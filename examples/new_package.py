@@ -148,10 +148,11 @@ def main(arguments: list[str] | None = None) -> None:
         reason = (error.strerror if isinstance(error, OSError) else None) or error
         parser.exit(2, f"error: OUTPUT={given} cannot be written: {reason}\n")
     print(
-        f"The package {name} is in {given}. In an environment with torch, setuptools, wheel, "
-        "ninja and pytest, go on with:\n\n"
+        f"The package {name} is in {given}. Activate an environment with torch, setuptools, wheel, "
+        "ninja and pytest (this checkout's, after make test: . .venv/bin/activate), and go on "
+        "with:\n\n"
         f"  cd {shlex.quote(given)}\n"
-        "  pip install --no-build-isolation -e .\n"
+        "  python -m pip install --no-build-isolation -e .\n"
         "  python -m pytest\n\n"
         "docs/start_your_own.md says what to change first."
     )

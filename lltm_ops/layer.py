@@ -149,7 +149,8 @@ class LLTM(nn.Module):
         self.recurrent_dropout = float(recurrent_dropout)
         self.zoneout = float(zoneout)
         self.layer_norm = flag_as_bool("lltm_ops.LLTM", "layer_norm", layer_norm)
-        self._parameter_names: List[str] = []
+        # Annotated here: TorchScript warns of an annotated attribute that begins empty.
+        names: List[str] = []
         directions = ("", "_reverse") if bidirectional else ("",)
         for layer in range(num_layers):
             features = input_size if layer == 0 else len(directions) * hidden_size
@@ -162,8 +163,9 @@ class LLTM(nn.Module):
             for direction in directions:
                 for name, shape in shapes.items():
                     parameter = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
-                    self._parameter_names.append(f"{name}_l{layer}{direction}")
-                    self.register_parameter(self._parameter_names[-1], parameter)
+                    names.append(f"{name}_l{layer}{direction}")
+                    self.register_parameter(names[-1], parameter)
+        self._parameter_names = names
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +28,11 @@ SEQUENCE_BACKWARD_ARGUMENTS = (
     "batch_sizes", "reverse", "resets",
 )  # fmt: skip
 
+# By the version that torch.jit itself asks for: there, some modules can be scripted, and some not.
+HAS_TORCHSCRIPT = sys.version_info < (3, 14)
+needs_torchscript = pytest.mark.skipif(
+    not HAS_TORCHSCRIPT, reason="TorchScript ends with Python 3.13"
+)
 # What needs a GPU runs where there is one. conftest.py says what was left out.
 needs_cuda = pytest.mark.needs_cuda
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]

@@ -14,7 +14,6 @@ import json
 import math
 import os
 import signal
-import sys
 import threading
 import time
 import traceback
@@ -31,6 +30,7 @@ import test_errors
 import torch
 from common import (
     DTYPES,
+    HAS_TORCHSCRIPT,
     LAYOUTS,
     SEQUENCE_KINDS,
     SEQUENCE_SHAPES,
@@ -204,7 +204,7 @@ class Kind:
 
 
 WHATS = ["cell", "sequence", "LLTMCell", "LLTM"]
-if sys.version_info < (3, 14):  # from there on TorchScript is not supported
+if HAS_TORCHSCRIPT:
     WHATS.append("scripted LLTM")
 KINDS = [
     *(Kind(what, way) for what in WHATS for way in (inference, training)),

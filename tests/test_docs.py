@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import shell_blocks
+from common import needs_torchscript
 
 ROOT = Path(__file__).resolve().parent.parent
 # test_book.py has the code of these pages.
@@ -20,13 +21,18 @@ def blocks(page, language):
     return re.findall(rf"^ *```{language}\n(.*?)^ *```$", page.read_text(), re.M | re.S)
 
 
-# make onnx installs what these need, and runs them.
-needs_onnx = pytest.mark.skipif(find_spec("onnxruntime") is None, reason="needs the extra onnx")
+# By what stands in a block. make onnx installs the extra, and runs what needs it.
+NEEDS = {
+    "onnxruntime": pytest.mark.skipif(
+        find_spec("onnxruntime") is None, reason="needs the extra onnx"
+    ),
+    "torch.jit": needs_torchscript,
+}
 PYTHON_BLOCKS = [
     pytest.param(
         block,
         id=f"{page.name}-{number}",
-        marks=[needs_onnx] if "onnxruntime" in block else [],
+        marks=[mark for word, mark in NEEDS.items() if word in block],
     )
     for page in PAGES
     if page not in BOOK
@@ -47,16 +53,18 @@ SHELL_LINES = sorted(
 @pytest.mark.parametrize("code", PYTHON_BLOCKS)
 def test_python_block_runs(code, tmp_path):
     result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
     )
     assert result.returncode == 0, result.stderr
+    assert "Warning" not in result.stderr
 
 
-# test_packaging runs the first of them, test_new_package the others.
+# By make fresh, test_packaging and test_new_package.
 TRIED_ELSEWHERE = {
+    "sudo apt-get install g++ make python3-dev python3-venv",
     "pip install --no-build-isolation .",
     "cd ../my_ops",
-    "pip install --no-build-isolation -e .",
+    "python -m pip install --no-build-isolation -e .",
     "python -m pytest",
     "python setup.py build_ext --inplace",
 }

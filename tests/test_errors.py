@@ -2,17 +2,18 @@
 every path, and changes nothing."""
 
 import functools
-import sys
 
 import pytest
 import torch
 from common import (
     ARGUMENTS,
     BACKWARD_ARGUMENTS,
+    HAS_TORCHSCRIPT,
     SEQUENCE_ARGUMENTS,
     SEQUENCE_BACKWARD_ARGUMENTS,
     backward_inputs,
     composite,
+    needs_torchscript,
     sample_inputs,
     sequence_backward_inputs,
     sequence_inputs,
@@ -25,8 +26,6 @@ import lltm_ops
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype:UserWarning"),
-    pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:.*torch.jit.*:FutureWarning"),
 ]
 
 
@@ -455,7 +454,7 @@ PATHS = {
 }
 
 
-if sys.version_info >= (3, 14):
+if not HAS_TORCHSCRIPT:
     del PATHS["script"]
 
 # There are no tangents of integers, and torch.compile itself rejects sparse and nested tensors.
@@ -685,7 +684,7 @@ def test_compiled_modules_say_the_same_words(module, case):
 
 
 # Kinds are left to its parser, which speaks first.
-@pytest.mark.skipif(sys.version_info >= (3, 14), reason="TorchScript ends with Python 3.13")
+@needs_torchscript
 @pytest.mark.parametrize(
     ("module", "case"), [pair for pair in MODULE_PAIRS if pair[1] not in LAYER_KIND_CASES], ids=str
 )
@@ -699,18 +698,22 @@ def test_the_cell_names_a_state_of_another_batch(sizes):
     arguments = torch.zeros(3, 5), tuple(torch.zeros(size, 4) for size in sizes)
     words = "lltm_ops.LLTMCell: expected h and c to have shape [batch, hidden_size] = [3, 4], but "
     assert words in message(cell, arguments)
-    if sys.version_info < (3, 14):
+    if HAS_TORCHSCRIPT:
         assert words in message(scripted_module(cell), arguments, MODULE_ERRORS)
     # A compiler may not know the batch, and leaves it to the operator.
     assert "expected old_" in message(compiled_module(cell), arguments)
 
 
-@pytest.mark.parametrize("make", [lambda module: module, scripted_module], ids=["eager", "script"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda module: module, id="eager"),
+        pytest.param(scripted_module, id="script", marks=needs_torchscript),
+    ],
+)
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
 @pytest.mark.parametrize("kind", [lltm_ops.LLTMCell, lltm_ops.LLTM])
 def test_modules_refuse_nested_tensors(kind, layout, make):
-    if make is scripted_module and sys.version_info >= (3, 14):
-        pytest.skip("TorchScript ends with Python 3.13")
     dense, nested = (
         torch.zeros(3, 5),
         torch.nested.nested_tensor([torch.zeros(2, 5), torch.zeros(3, 5)], layout=layout),

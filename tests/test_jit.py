@@ -1,20 +1,21 @@
 """TorchScript, which PyTorch has deprecated and does not support on Python 3.14 and later."""
 
 import io
-import sys
 
 import pytest
 import torch
-from common import each_sequence_kind, gradients, sample_inputs, sequence_inputs
+from common import (
+    each_sequence_kind,
+    gradients,
+    needs_torchscript,
+    sample_inputs,
+    sequence_inputs,
+)
 from expecttest import assert_expected_inline
 
 import lltm_ops
 
-pytestmark = [
-    pytest.mark.skipif(sys.version_info >= (3, 14), reason="TorchScript ends with Python 3.13"),
-    pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:.*torch.jit.*:FutureWarning"),
-]
+pytestmark = needs_torchscript
 
 
 def saved_and_loaded(module):
@@ -117,6 +118,7 @@ def test_sequences_script_and_train(kind):
         torch.testing.assert_close(ours, eager)
 
 
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 def test_traced_and_frozen():
     cell = lltm_ops.LLTMCell(5, 4).eval()
     input = torch.randn(3, 5)

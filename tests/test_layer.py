@@ -7,11 +7,17 @@ import itertools
 import pickle
 import subprocess
 import sys
-import warnings
 
 import pytest
 import torch
-from common import TOLERANCES, each_device, each_dtype, sequence_reference
+from common import (
+    HAS_TORCHSCRIPT,
+    TOLERANCES,
+    each_device,
+    each_dtype,
+    needs_torchscript,
+    sequence_reference,
+)
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.utils import parametrizations, parametrize, prune
@@ -557,8 +563,8 @@ def test_variational_dropout_takes_one_mask_for_all_steps(form):
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, copy.copy, "pickle"])
 def test_copies(options, duplicate):
     layer = lltm_ops.LLTM(5, 6, **options)
-    if sys.version_info < (3, 14):
-        scripted(layer)  # leaves nothing behind that hinders
+    if HAS_TORCHSCRIPT:
+        torch.jit.script(layer)  # leaves nothing behind that hinders
     other = pickle.loads(pickle.dumps(layer)) if duplicate == "pickle" else duplicate(layer)
     input = torch.randn(7, 4, 5)
     assert_close(other(input), layer(input), rtol=0, atol=0)
@@ -569,20 +575,14 @@ def test_copies(options, duplicate):
         assert not torch.equal(other(input)[0], layer(input)[0])
 
 
-def scripted(layer):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.jit.script(layer)
-
-
-@pytest.mark.skipif(sys.version_info >= (3, 14), reason="TorchScript ends with Python 3.13")
+@needs_torchscript
 @pytest.mark.parametrize("return_cells", [False, True])
 @pytest.mark.parametrize("options", [*STRUCTURES, *SLOW_OPTIONS], ids=str)
 def test_scripted_saved_loaded_and_trained(options, return_cells):
     layer = lltm_ops.LLTM(5, 6, return_cells=return_cells, **options).eval()
     attributes = set(vars(layer))
     buffer = io.BytesIO()
-    torch.jit.save(scripted(layer), buffer)
+    torch.jit.save(torch.jit.script(layer), buffer)
     assert set(vars(layer)) == attributes
     buffer.seek(0)
     loaded = torch.jit.load(buffer)
@@ -613,14 +613,14 @@ PARAMETRIZATIONS = {
 }
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 14), reason="TorchScript ends with Python 3.13")
+@needs_torchscript
 @pytest.mark.parametrize("how", PARAMETRIZATIONS)
 def test_scripted_with_the_value_of_a_parametrized_parameter(how):
     layer = lltm_ops.LLTM(5, 6, num_layers=2)
     names = set(layer.state_dict())
     PARAMETRIZATIONS[how](layer, "weights_l0")
     before = copy.deepcopy(layer.state_dict()), set(vars(layer)), type(layer)
-    compiled = scripted(nn.Sequential(layer))[0]
+    compiled = torch.jit.script(nn.Sequential(layer))[0]
     assert_close(layer.state_dict().values(), before[0].values(), rtol=0, atol=0)
     assert (set(vars(layer)), type(layer)) == before[1:]
     assert parametrize.is_parametrized(layer, "weights_l0")
@@ -878,9 +878,8 @@ def test_gradients_of_what_runs_step_by_step(device, slow):
     assert torch.autograd.gradcheck(call, (input,))
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 14), reason="TorchScript ends with Python 3.13")
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:FutureWarning")
+@needs_torchscript
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 @each_structure
 def test_traced(options):
     model = nn.Sequential(lltm_ops.LLTM(5, 6, **options))
@@ -902,11 +901,11 @@ def test_autocast(device, slow, training):
     assert dtypes == {torch.bfloat16}
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 14), reason="TorchScript ends with Python 3.13")
+@needs_torchscript
 @pytest.mark.parametrize("slow", [{}, *SLOW_OPTIONS], ids=str)
 def test_autocast_of_a_scripted_layer(slow):
     layer = lltm_ops.LLTM(5, 6, **slow).eval()
-    compiled = scripted(layer)
+    compiled = torch.jit.script(layer)
     input = torch.randn(7, 4, 5)
     with torch.autocast("cpu", torch.bfloat16):
         for _ in range(3):  # TorchScript optimises what it has seen run

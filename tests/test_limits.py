@@ -1,9 +1,8 @@
 """The limits of docs/limits.md that no other test shows: one that is gone needs no row there."""
 
-import sys
-
 import pytest
 import torch
+from common import needs_torchscript
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.utils.rnn import pack_sequence
 
@@ -123,9 +122,7 @@ def test_a_packed_sequence_without_a_state_is_exported_in_strict_mode(layer, str
             export()
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 14), reason="TorchScript ends with Python 3.13")
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:FutureWarning")
+@needs_torchscript
 def test_a_scripted_layer_keeps_parameters_that_are_replaced(layer):
     scripted, input = torch.jit.script(layer), torch.randn(7, 3, 5)
     before = scripted(input)[0]

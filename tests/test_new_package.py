@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from common import HAS_TORCHSCRIPT
 
 ROOT = Path(__file__).resolve().parent.parent
 NAME = "gated_layers"
@@ -126,7 +127,7 @@ def test_the_printed_commands_build_it_and_its_tests_pass(built):
     output, commands, printed = built
     assert commands == [
         f"cd {output}",
-        "pip install --no-build-isolation -e .",
+        "python -m pip install --no-build-isolation -e .",
         "python -m pytest",
     ]
     assert re.search(r"\d+ passed", printed) and "failed" not in printed
@@ -138,7 +139,7 @@ def test_the_printed_commands_build_it_and_its_tests_pass(built):
 USE = f"""
 import torch, {NAME}
 gate, value = torch.randn(2, 3, 4, requires_grad=True)
-for make in (torch.jit.script, torch.compile(fullgraph=True)):
+for make in ({"torch.jit.script, " * HAS_TORCHSCRIPT}torch.compile(fullgraph=True),):
     result = make({NAME}.swiglu)(gate, value)
     torch.testing.assert_close(result, torch.nn.functional.silu(gate) * value)
 assert torch.ops.{NAME}.swiglu(gate, value).requires_grad

@@ -95,6 +95,7 @@ def test_wheel(tmp_path):
     assert "lltm_ops/py.typed" in names
     metadata = zipfile.ZipFile(wheel).read(next(n for n in names if n.endswith("METADATA")))
     assert f"Requires-Dist: torch=={_extension.torch_minor()}.*".encode() in metadata
+    assert b"License-Expression: BSD-3-Clause" in metadata
     assert not any("torch/lib" in name or name.startswith(("csrc", "tests")) for name in names)
     installed = tmp_path / "installed"
     zipfile.ZipFile(wheel).extractall(installed)
@@ -118,6 +119,14 @@ def test_the_sdist_has_what_pip_needs_to_build_and_no_more(tmp_path):
     assert sources | package | files <= names
     folders = {name.partition("/")[0] for name in names if "/" in name}
     assert folders == {"csrc", "lltm_ops", "lltm_ops.egg-info"}
+
+
+def test_metadata_without_a_warning(tmp_path):
+    command = [sys.executable, "-W", "error", "setup.py", "--quiet", "egg_info"]
+    result = subprocess.run(
+        [*command, "--egg-base", tmp_path], cwd=ROOT, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.slow
@@ -253,6 +262,17 @@ def test_setup_without_torch_says_so():
     assert status == 1
     assert output.strip().splitlines()[-1].startswith("lltm_ops is compiled against the torch")
     assert "Traceback" not in output
+
+
+def test_setup_with_old_setuptools_says_so():
+    code = (
+        "import sys, runpy, setuptools; setuptools.__version__ = '66.1.1'; "
+        "sys.argv = ['setup.py', '--version']; runpy.run_path('setup.py', run_name='__main__')"
+    )
+    status, output = run(code)
+    assert status == 1
+    assert output.startswith("lltm_ops: expected setuptools 77 or later")
+    assert output.endswith("but got 66.1.1: run `python -m pip install 'setuptools>=77'`\n")
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has CUDA")
