@@ -105,6 +105,23 @@ def test_documented_figures_are_the_measured_ones(monkeypatch):
     assert "\n".join(report.summary(folders)) in (ROOT / "docs" / "performance.md").read_text()
 
 
+def test_the_picture_of_the_readme_is_of_the_measured_figures(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import report
+
+    step, sequence = report.glance(FIGURES / "zen4").values()
+    for name, peer, shown in (
+        ("cell", "LSTMCell", step["nn.LSTMCell"]),
+        ("sequence", "LSTM", sequence["nn.LSTM"]),
+    ):
+        rows = json.loads((FIGURES / "zen4" / f"{name}_cpu_float32.json").read_text())["rows"]
+        times = [row["microseconds"] for row in rows if row["what"] == "training"]
+        assert shown in [time[peer] / time["lltm_ops"] for time in times]
+    monkeypatch.setattr(sys, "argv", ["report.py", f"--glance={tmp_path / 'picture.png'}"])
+    report.main()
+    assert (tmp_path / "picture.png").read_bytes().startswith(PNG_SIGNATURE)
+
+
 def test_scaling(tmp_path):
     options = ["--rows", 4, "--hidden-size", 8, "--steps", 2, "--rounds", 1, "--output", tmp_path]
     printed = run("scaling.py", *options)
