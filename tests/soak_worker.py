@@ -656,7 +656,7 @@ def main() -> None:
     # At SIGQUIT: where all threads are, also if one of them holds the GIL for ever.
     faulthandler.register(signal.SIGQUIT, all_threads=True)
     faulthandler.enable()
-    warnings.filterwarnings("ignore", ".*(torch.jit|TorchScript).*")
+    warnings.filterwarnings("ignore", "`torch.jit.", DeprecationWarning)
     torch.set_num_threads(1)
     Calls(args.seed, args.parallel, args.plant).run()
 

@@ -1,14 +1,11 @@
 import os
 import runpy
 import sys
-import warnings
 from glob import glob
 from pathlib import Path
 
 from setuptools import setup
 
-# torch says so when it is imported, and no build needs NumPy.
-warnings.filterwarnings("ignore", "Failed to initialize NumPy", UserWarning)
 try:
     import torch
     from torch.utils import cpp_extension

@@ -13,8 +13,8 @@ __all__ = ["swiglu"]
 def swiglu(gate: Tensor, value: Tensor) -> Tensor:
     """``silu(gate) * value``, element by element.
 
-    Works with autograd of any order, ``torch.compile``, ``torch.func`` and, up to Python 3.13,
-    ``torch.jit.script``.
+    Works with autograd of any order, ``torch.compile``, ``torch.func`` and ``torch.jit.script``
+    (which ends with Python 3.13).
 
     Args:
         gate: of any shape and strides, float64, float32, bfloat16 or float16.
