@@ -16,8 +16,9 @@ try:
     from torch.utils import cpp_extension
 except ModuleNotFoundError:
     raise SystemExit(
-        "lltm_ops is compiled against the torch it will run with, and there is none here: install "
-        "torch first, then run `pip install --no-build-isolation .`"
+        "lltm_ops is compiled against the torch that it will run with, and this build sees none. "
+        "pip builds in an environment of its own, which has no torch even where yours has one: "
+        "install torch if it is missing, then run `pip install --no-build-isolation .`"
     ) from None
 
 # ninja alone would run two more, which slow one another down where there are two processors.

@@ -3,8 +3,9 @@
 //
 // usage: without_python FOLDER
 //
-// FOLDER is what prepare.py wrote: inputs.pt, scripted.pt, layer.pt2. Writes
-// outputs.pt, a dictionary of tensors for torch.load.
+// FOLDER is what prepare.py wrote: inputs.pt, layer.pt2, and scripted.pt unless
+// its Python has no TorchScript. Writes outputs.pt, a dictionary of tensors for
+// torch.load.
 
 #include <ops/lltm.h>
 
@@ -14,6 +15,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <iterator>
@@ -124,7 +126,10 @@ int main(int argc, char** argv) {
     const auto in = read(folder + "inputs.pt");
     Tensors out;
     call_operator(in, out);
-    train_scripted(folder + "scripted.pt", in, out);
+    if (const auto file = folder + "scripted.pt";
+        std::filesystem::exists(file)) {
+      train_scripted(file, in, out);
+    }
     run_compiled(folder + "layer.pt2", in, out);
     write(folder + "outputs.pt", out);
     time_operator(in);
