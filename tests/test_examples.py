@@ -20,6 +20,8 @@ import lltm_ops
 pytest.importorskip("tqdm")
 pytest.importorskip("matplotlib")
 
+# The tests share a run of the demo.
+pytestmark = pytest.mark.xdist_group("examples")
 CHAR_LM = Path(__file__).parent.parent / "examples" / "char_lm.py"
 TINY = [
     "--device=cpu",
@@ -223,6 +225,7 @@ def test_char_lm_compares_layers(trained):
     assert re.search(r"^LLTM, cell in a loop .* s +[\d,]+$", table, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_char_lm_resumes_after_ctrl_c_as_if_it_had_not_stopped(tmp_path):
     steps = 1000
     options = (f"--steps={steps}", "--validate-every=100", "--skip-compare", "--output")
@@ -474,6 +477,7 @@ def test_char_lm_names_a_missing_package(missing, monkeypatch):
         imported(monkeypatch)
 
 
+@pytest.mark.slow
 def test_memory_tasks_prints_a_row_for_each_task_and_layer():
     command = [sys.executable, str(CHAR_LM.parent / "memory_tasks.py"), "--steps=150", "--seeds=1"]
     options = ["--length=8", "--hidden-size=16", "--learning-rates=0.03"]
