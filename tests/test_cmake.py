@@ -43,7 +43,7 @@ def run(commands, folder, **environment):
         env={**os.environ, "PATH": path, "PYTHONPATH": str(PACKAGES), **environment},
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=3600,
     )
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
