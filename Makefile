@@ -184,7 +184,8 @@ $(VENV)/.options: FORCE
 
 $(VENV)/.built: $(VENV)/.torch $(VENV)/.options $(SOURCES)
 	@$(VENV)/bin/python setup.py --quiet build_ext --inplace | $(COMPILED)
-	$(PIP_INSTALL) --quiet --no-build-isolation --editable '.[demo,test]'
+	@PYTHONWARNINGS='ignore:Editable installation' \
+		$(PIP_INSTALL) --quiet --no-build-isolation --editable '.[demo,test]'
 	@touch $@
 
 $(VENV)/.lint: $(VENV)/.torch Makefile

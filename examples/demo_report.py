@@ -112,7 +112,7 @@ def print_end(sentences: list[str], files: dict[str, Path]) -> None:
         print(f"{what:12}{file}")
     print(
         "\n--- What to do next\n"
-        "make test           builds the package and runs all tests\n"
+        "make test           runs the tests of the operators\n"
         "docs/training.md    says when to choose an LLTM, and how to train one\n"
         f'{sys.executable} -c "import lltm_ops; help(lltm_ops.LLTM)"'
     )

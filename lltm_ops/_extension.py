@@ -90,12 +90,18 @@ def compile_args(cuda: bool) -> dict[str, list[str]]:
     cxx = [
         *(["-O0", "-g"] if debug else ["-O3", "-g0"]),
         "-Wall",
+        # gcc 14 warns of a std::vector<bool> in PyTorch's headers, which is right.
+        "-Wno-array-bounds",
+        "-Wno-stringop-overflow",
         "-fopenmp",
         # Without it, some of ATen's headers include those of all operators.
         "-DAT_PER_OPERATOR_HEADERS",
         # gcc vectorises the gate mathematics only with these two.
         "-fno-math-errno",
         "-fno-trapping-math",
+        # Of some sums of products, gcc 14 would make multiplications and additions, not fused ones:
+        # slower, and with other bits than the same sums elsewhere.
+        "--param=avoid-fma-max-bits=0",
     ]
     if cuda:
         os.environ.setdefault("TORCH_CUDA_ARCH_LIST", DEFAULT_CUDA_ARCHITECTURES)

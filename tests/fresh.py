@@ -53,7 +53,8 @@ def run_inside(system: Path, user: str, folder: str, command: str, log: Path) ->
         if os.path.isfile(value):
             (system / value[1:]).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(value, system / value[1:])
-    mounts = f"mount -t proc proc {system}/proc && mount --rbind /dev {system}/dev"
+    mounts = f"mount -t proc proc {system}/proc && mount -t sysfs sysfs {system}/sys && "
+    mounts += f"mount --rbind /dev {system}/dev"
     inside = ["chroot", f"--userspec={USERS[user]}", str(system), "env", "-i"]
     inside += [f"{name}={value}" for name, value in variables.items()]
     inside += ["bash", "-c", f"cd {folder} && {command}"]
