@@ -85,7 +85,10 @@ def make_system(name: str, folder: Path, log: Path) -> None:
         command = ["debootstrap", "--variant=minbase", name, str(folder)]
         subprocess.run(command, check=True, stdout=file, stderr=file)
     shutil.copy("/etc/resolv.conf", folder / "etc" / "resolv.conf")
-    command = f"apt-get update && apt-get install --yes {PACKAGES}"
+    # Of sid, a mirror may be older than its Release file allows.
+    command = (
+        f"apt-get -o Acquire::Check-Valid-Until=false update && apt-get install --yes {PACKAGES}"
+    )
     status, _ = run_inside(folder, "root", "/", f"DEBIAN_FRONTEND=noninteractive; {command}", log)
     if status != 0:
         sys.exit(f"apt-get failed in {name}: {log} has what it said")
