@@ -38,7 +38,7 @@ PYTHON := $(VENV)/bin/python
 BUILT := $(VENV)/.built
 endif
 
-PARALLEL := --numprocesses=auto --dist=loadgroup
+PARALLEL := --numprocesses=auto --maxprocesses=8 --dist=loadgroup
 # Threads that wait sleep, or those of one process would spin on the processor that another needs.
 PYTEST = OMP_WAIT_POLICY=passive $(PYTHON) -m pytest \
 	$(shell $(PYTHON) -c 'import xdist' 2> /dev/null && echo $(PARALLEL))
@@ -172,6 +172,7 @@ $(VENV)/.torch: FORCE
 			echo "Python is missing ($(BASE_PYTHON) was not found): install python3"; exit 1; } && \
 		$(BASE_PYTHON) tools/check_machine.py $(VENV) "$$TORCH" && \
 		echo "Installing $$TORCH into $(VENV)" && \
+		rm -f $@ && \
 		$(BASE_PYTHON) -m venv $(VENV) && \
 		$(PIP_INSTALL) --quiet --upgrade pip setuptools ninja wheel && \
 		$(PIP_INSTALL) $$TORCH && \

@@ -333,7 +333,7 @@ def compare_all(trainings: dict[str, Training], corpus: Corpus, args: argparse.N
         if not train(peer, corpus, args):
             return stopped(training, args)
     steps = time_training(trainings, corpus, args)
-    heading("4 of 4: all of them learn to say which of 100 values came first (a minute)")
+    heading("4 of 4: all of them try to repeat the first of 100 numbers (a minute)")
     losses, errors = recall(args)
     demo_report.draw(trainings, losses, args.output / PICTURE)
     demo_report.print_end(

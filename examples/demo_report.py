@@ -88,7 +88,9 @@ def about_recall(recalls: dict[str, list[float]], errors: dict[str, float]) -> s
         layer: next((i for i, loss in enumerate(smoothed(recalls[layer])) if loss < SOLVED), None)
         for layer in able
     }
-    names = listed([f"{layer} (after {first[layer]} steps)" for layer in able])
+    # The smoothed loss may not have come down yet.
+    after = {layer: f" (after {step} steps)" if step else "" for layer, step in first.items()}
+    names = listed([layer + after[layer] for layer in able])
     unable = [f"{layer} ({error:.2f})" for layer, error in errors.items() if layer not in able]
     rest = f"; {listed(unable)} did not, where always the mean has {CHANCE:.2f}" if unable else ""
     return f"Memory: {names} learned to say the first of 100 values{rest}."

@@ -19,7 +19,8 @@ from tqdm import trange
 from lltm_ops import LLTM
 
 # The class, what is added to the initial bias of each gate in turn, and whether it is given resets.
-# The gates are input, (forget,) candidate and output, and those of the GRU reset, update and new.
+# The gates of the LLTM are input, output and candidate, of the LSTM input, forget, candidate and
+# output, and of the GRU reset, update and new.
 LAYERS: dict[str, tuple[type[nn.Module], tuple[float, ...], bool]] = {
     "LLTM": (LLTM, (), False),
     "LLTM, input gate -2": (LLTM, (-2,), False),

@@ -90,7 +90,7 @@ def compile_args(cuda: bool) -> dict[str, list[str]]:
     cxx = [
         *(["-O0", "-g"] if debug else ["-O3", "-g0"]),
         "-Wall",
-        # gcc 14 warns of a std::vector<bool> in PyTorch's headers, which is right.
+        # gcc 14 warns of a std::vector<bool> in PyTorch's headers, in which nothing is wrong.
         "-Wno-array-bounds",
         "-Wno-stringop-overflow",
         "-fopenmp",

@@ -114,7 +114,8 @@ def test_opcheck_of_dtypes(device, dtype, name, requires_grad):
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_opcheck_of_sequences(device, name, kind, requires_grad):
     inputs = OPERATORS[name](device, kind=kind, requires_grad=requires_grad)
-    # Those not for users differentiate by formulas that need the values of batch_sizes.
+    # Those not for users differentiate by formulas that need the values of batch_sizes; test_opcheck has
+    # the graph of their gradients where there are none.
     with_graphs = name == "sequence_forward" or not requires_grad
     opcheck(operator(name), inputs, test_utils=ALL if with_graphs else WITHOUT_GRAPHS)
 

@@ -65,14 +65,16 @@ def compiler():
 def disk(environment, torch):
     cpu = "cpu" in torch
     downloaded = DOWNLOADED_FOR_CPU if cpu else DOWNLOADED
-    cache = Path(os.environ.get("PIP_CACHE_DIR", "~/.cache/pip")).expanduser()
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    cache = Path(os.environ.get("PIP_CACHE_DIR") or os.path.join(caches, "pip"))
     needs = [(environment, INSTALLED_FOR_CPU if cpu else INSTALLED)]
     needs.append((Path(tempfile.gettempdir()), downloaded))
     if not os.environ.get("PIP_NO_CACHE_DIR"):
         needs.append((cache, downloaded))
     of_file_system = {}
     for folder, size in needs:
-        existing = next(each for each in (folder, *folder.parents) if each.is_dir())
+        folder = folder.absolute()
+        existing = next(each for each in (folder, *folder.parents) if os.path.isdir(each))
         place, total = of_file_system.get(existing.stat().st_dev, (existing, 0))
         of_file_system[existing.stat().st_dev] = place, total + size
     for place, total in of_file_system.values():
