@@ -3,8 +3,8 @@
 The model reads a novel (or ``--text``) in chunks, each from a state of zeros: an LLTM has no forget
 gate, so a cell state carried from chunk to chunk only ever adds up, in training past 100,000.
 
-Afterwards the trained model runs in every way that PyTorch has, nn.LSTM and nn.GRU learn the same
-text, and all of them learn to say which of 100 values came first, for which nothing may fade.
+Afterwards the trained model runs in four ways, nn.LSTM and nn.GRU learn the same text, and all of
+them try to repeat the first of 100 numbers, for which nothing may fade.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The trained model of char_lm.py, run in every way that PyTorch has: all have to agree, and each
+"""The trained model of char_lm.py, run in four ways and step by step: all have to agree, and each
 is timed. What this machine lacks for one way costs that row of the table, with a sentence."""
 
 import copy
@@ -78,7 +78,7 @@ def prepare(model: CharLM, tokens: Tensor) -> dict[str, Way]:
         try:
             way = make(model, tokens)
             way(tokens)
-        except Exception as error:  # each way has its own kinds, and which is nobody's business
+        except Exception as error:  # each way raises its own kinds
             reason = next(iter(str(error).splitlines()), "")
             print(
                 f"{name} is left out, because it ended with {type(error).__name__}: {reason} "
