@@ -74,7 +74,9 @@ def test_sources_and_flags_are_those_of_the_extension(installed):
         for entry in entries
         if "/csrc/" in entry["file"]
     }
-    assert set(compiled) == set(_extension.sources(_extension.builds_cuda()))
+    cuda = any(source.endswith(".cu") for source in compiled)
+    assert not (cuda and _extension.flag("FORCE_CPU"))
+    assert set(compiled) == set(_extension.sources(cuda))
     flags = set(_extension.compile_args(cuda=False)["cxx"]) - {"-g0"}
     for source, command in compiled.items():
         if source.endswith(".cpp"):
