@@ -7,8 +7,8 @@ from setuptools import setup
 
 if int(setuptools_version.split(".")[0]) < 77:
     raise SystemExit(
-        "lltm_ops: expected setuptools 77 or later, which can read pyproject.toml, but got "
-        f"{setuptools_version}: run `python -m pip install 'setuptools>=77'`"
+        "lltm_ops: expected setuptools 77 or later, which reads the licence in pyproject.toml, "
+        f"but got {setuptools_version}: run `python -m pip install 'setuptools>=77'`"
     )
 # torch says so when it is imported, and no build needs NumPy.
 warnings.filterwarnings("ignore", "Failed to initialize NumPy", UserWarning)
