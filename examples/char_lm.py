@@ -55,7 +55,7 @@ try:
 except ImportError as error:
     sys.exit(f"char_lm.py: {error.name} is missing: pip install lltm_ops[demo]")
 
-# As they are made, and with gates that begin so that they keep what comes first. docs/training.md
+# LSTM and GRU run as they are made, and with gates set to keep what comes first. docs/training.md
 # has more of them, and more seeds.
 RECALL = (
     "LLTM, input gate -4",

@@ -99,8 +99,8 @@ def compile_args(cuda: bool) -> dict[str, list[str]]:
         # gcc vectorises the gate mathematics only with these two.
         "-fno-math-errno",
         "-fno-trapping-math",
-        # Of some sums of products, gcc 14 would make multiplications and additions, not fused ones:
-        # slower, and with other bits than the same sums elsewhere.
+        # gcc 14 would multiply and add some sums of products in two instructions, not a fused one.
+        # That is slower, and gives other bits than the same sums elsewhere.
         "--param=avoid-fma-max-bits=0",
     ]
     if cuda:

@@ -157,7 +157,7 @@ SEQUENCE_SHAPES = [
     (20, 40, 8, 270),
     (8, 2, 6, 1100),
 ]
-# Of several steps of many values: the first and the last kind stand for all, but in float32.
+# They take long, so the first and the last kind stand for all, except in float32.
 LARGE_SEQUENCE_SHAPES = SEQUENCE_SHAPES[-3:]
 # Packed or not, in both directions, with resets or without.
 SEQUENCE_KINDS = list(itertools.product(("padded", "packed"), (False, True), (False, True)))

@@ -85,7 +85,7 @@ def make_system(name: str, folder: Path, log: Path) -> None:
         command = ["debootstrap", "--variant=minbase", name, str(folder)]
         subprocess.run(command, check=True, stdout=file, stderr=file)
     shutil.copy("/etc/resolv.conf", folder / "etc" / "resolv.conf")
-    # Of sid, a mirror may be older than its Release file allows.
+    # A mirror of sid may be older than its Release file allows.
     command = (
         f"apt-get -o Acquire::Check-Valid-Until=false update && apt-get install --yes {PACKAGES}"
     )

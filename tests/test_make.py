@@ -183,7 +183,7 @@ def test_an_old_python(check_machine, monkeypatch):
     ],
 )
 def test_a_full_disk(check_machine, monkeypatch, tmp_path, torch, cached, needed):
-    """Of the environment, of what pip downloads, and of its cache, if they lie on one disk."""
+    """One disk holds the environment, what pip downloads, and its cache."""
     monkeypatch.setattr(check_machine.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setenv("PIP_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_NO_CACHE_DIR", "" if cached else "1")

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 GIGABYTE = 10**9
-# Of torch 2.13 from PyPI, which has CUDA, pip downloads 2.9 GB and makes 5.0 of them.
+# torch 2.13 from PyPI, which has CUDA, is a download of 2.9 GB and takes 5.0 when it is installed.
 DOWNLOADED, INSTALLED = 3 * GIGABYTE, 6 * GIGABYTE
 # A build for the CPU alone has "cpu" in its version, or in the address of its index.
 DOWNLOADED_FOR_CPU, INSTALLED_FOR_CPU = GIGABYTE // 2, 2 * GIGABYTE
