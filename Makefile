@@ -28,6 +28,9 @@ OPTIONS = $(FORCE_CPU) $(FORCE_CUDA) $(DEBUG) $(CUDA_HOME) $(TORCH_CUDA_ARCH_LIS
 # A pipe fails with its first command, too.
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
+# Of two makes at once, one waits: both would write the same environment.
+LOCKED := mkdir -p $(VENV) && exec 9> $(VENV)/.lock && \
+	{ flock --nonblock 9 || { echo "Waiting for another make in $(VENV)" && flock 9; }; }
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 # Only from the command line: a PYTHON that happens to be in the environment means something else.
@@ -167,7 +170,7 @@ in-place:
 
 # Rewritten only when TORCH changes, so that what depends on it is not made anew each time.
 $(VENV)/.torch: FORCE
-	@if [ "$$(cat $@ 2>/dev/null)" != "$$TORCH" ]; then \
+	@$(LOCKED) && if [ "$$(cat $@ 2>/dev/null)" != "$$TORCH" ]; then \
 		command -v $(BASE_PYTHON) > /dev/null || { \
 			echo "Python is missing ($(BASE_PYTHON) was not found): install python3"; exit 1; } && \
 		$(BASE_PYTHON) tools/check_machine.py $(VENV) "$$TORCH" && \
@@ -184,11 +187,11 @@ $(VENV)/.options: FORCE
 	@[ "$$(cat $@ 2>/dev/null)" = "$(OPTIONS)" ] || echo "$(OPTIONS)" > $@
 
 $(VENV)/.built: $(VENV)/.torch $(VENV)/.options $(SOURCES)
-	@$(VENV)/bin/python setup.py --quiet build_ext --inplace | $(COMPILED)
-	@PYTHONWARNINGS='ignore:Editable installation' \
-		$(PIP_INSTALL) --quiet --no-build-isolation --editable '.[demo,test]'
-	@touch $@
+	@$(LOCKED) && \
+		$(VENV)/bin/python setup.py --quiet build_ext --inplace | $(COMPILED) && \
+		PYTHONWARNINGS='ignore:Editable installation' \
+			$(PIP_INSTALL) --quiet --no-build-isolation --editable '.[demo,test]' && \
+		touch $@
 
 $(VENV)/.lint: $(VENV)/.torch Makefile
-	$(VENV)/bin/python -m pip install --quiet $(LINTERS)
-	@touch $@
+	@$(LOCKED) && $(VENV)/bin/python -m pip install --quiet $(LINTERS) && touch $@

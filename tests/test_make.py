@@ -1,5 +1,6 @@
 """make: what it asks of a machine first, and what it does again, or not, in a second run."""
 
+import fcntl
 import importlib.util
 import os
 import shutil
@@ -118,6 +119,19 @@ def test_an_interrupted_change_of_torch_is_not_taken_for_the_old_one(project):
     assert "-m pip install torch==2.13.0" in calls
 
 
+def test_of_two_makes_one_waits(project):
+    (project / ".venv").mkdir()
+    with open(project / ".venv" / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        command = ["make", "BASE_PYTHON=./python3", "test"]
+        with subprocess.Popen(command, cwd=project, stdout=subprocess.PIPE, text=True) as second:
+            assert second.stdout.readline() == "Waiting for another make in .venv\n"
+            assert not (project / "calls").exists()
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            assert "Waiting" not in second.communicate()[0]
+    assert make(project, "test") == (0, TEST)
+
+
 def test_without_python_one_sentence_says_so(project):
     result = subprocess.run(
         ["make", "test", "BASE_PYTHON=python9"], cwd=project, capture_output=True, text=True
@@ -195,6 +209,19 @@ def test_a_full_disk(check_machine, monkeypatch, tmp_path, torch, cached, needed
             f"{needed} GB of disk are needed at {tmp_path}, but {free:.2g} are free: make room"
         )
         assert said == [] if enough else said[0].startswith(expected)
+
+
+def test_what_an_earlier_run_left_needs_no_room(check_machine, monkeypatch, tmp_path):
+    Usage = namedtuple("Usage", "free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(9 * 10**9))
+    monkeypatch.setattr(check_machine.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setenv("PIP_CACHE_DIR", str(tmp_path / "cache"))
+    environment = tmp_path / ".venv"
+    assert len(list(check_machine.disk(environment, "torch==2.13.0"))) == 1
+    environment.mkdir()
+    with open(environment / "library.so", "wb") as sparse:
+        sparse.truncate(4 * 10**9)
+    assert list(check_machine.disk(environment, "torch==2.13.0")) == []
 
 
 def test_no_compiler():

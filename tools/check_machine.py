@@ -62,15 +62,22 @@ def compiler():
         yield f"The compiler {name} does not compile C++20 ({said}): install g++ 11 or later"
 
 
+def held(folder):
+    """Bytes that an earlier run has put there."""
+    files = (Path(root, name) for root, _, names in os.walk(folder) for name in names)
+    return sum(file.lstat().st_size for file in files)
+
+
 def disk(environment, torch):
     cpu = "cpu" in torch
     downloaded = DOWNLOADED_FOR_CPU if cpu else DOWNLOADED
     caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     cache = Path(os.environ.get("PIP_CACHE_DIR") or os.path.join(caches, "pip"))
-    needs = [(environment, INSTALLED_FOR_CPU if cpu else INSTALLED)]
+    installed = INSTALLED_FOR_CPU if cpu else INSTALLED
+    needs = [(environment, max(0, installed - held(environment)))]
     needs.append((Path(tempfile.gettempdir()), downloaded))
     if not os.environ.get("PIP_NO_CACHE_DIR"):
-        needs.append((cache, downloaded))
+        needs.append((cache, max(0, downloaded - held(cache))))
     of_file_system = {}
     for folder, size in needs:
         folder = folder.absolute()
