@@ -20,7 +20,9 @@ PICTURES = {
     "sweep_cpu_float32_1_thread": "Eager's time over ours by batch, input and state, one thread",
     "sweep_cpu_float32_2_threads": "Eager's time over ours by batch, input and state, two threads",
 }
-# What the README shows: from which file, one shape of it, and what a newcomer calls its contenders.
+# What the README shows: of which processor, from which file, one shape of it, and what a newcomer
+# calls its contenders.
+GLANCED = FIGURES / "zen4"
 GLANCE = {
     "cell_cpu_float32": (
         "64 x 256 x 512",
@@ -123,12 +125,12 @@ def summary(folders: list[Path]) -> list[str]:
     return lines
 
 
-def glance(folder: Path) -> dict[str, dict[str, float]]:
+def glance(folder: Path = GLANCED) -> dict[str, dict[str, float]]:
     """Titles of the README's picture, and below each the contenders' times over ours."""
     panels = {}
     for file, (shape, title, names) in GLANCE.items():
         wanted = {"shape": shape, "threads": 1, "what": "training"}
-        rows = (load(folder, file) or {})["rows"]
+        rows = load(folder, file)["rows"]
         times = next(row["microseconds"] for row in rows if wanted.items() <= row.items())
         panels[title] = {shown: times[name] / times["lltm_ops"] for name, shown in names.items()}
     return panels
@@ -142,7 +144,9 @@ def main() -> None:
     if args.glance:
         import plots
 
-        plots.plot_glance(glance(FIGURES / "zen4"), args.glance)
+        machine = load(GLANCED, next(iter(GLANCE)))["machine"]
+        processor = ", ".join(machine.split(", ")[:3])
+        plots.plot_glance(glance(), f"{processor} ({GLANCED.name})", args.glance)
         return
     for folder in args.folders:
         (folder / "README.md").write_text(page(folder))

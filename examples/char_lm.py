@@ -55,9 +55,10 @@ try:
 except ImportError as error:
     sys.exit(f"char_lm.py: {error.name} is missing: pip install lltm_ops[demo]")
 
-# LSTM and GRU run as they are made, and with gates set to keep what comes first. docs/training.md
+# All three run as they are made, and with gates set to keep what comes first. docs/training.md
 # has more of them, and more seeds.
 RECALL = (
+    "LLTM",
     "LLTM, input gate -4",
     "LSTM",
     "LSTM, forget gate +5, input gate -5",
@@ -297,7 +298,10 @@ def heading(text: str) -> None:
 
 
 def stopped(training: Training, args: argparse.Namespace) -> int:
-    print(f"Stopped after step {len(training.bits)}; --resume continues from {args.output}.")
+    print(
+        f"Stopped after step {len(training.bits)}; --resume continues from {args.output}, "
+        "and so does make demo DEMO_ARGS=--resume."
+    )
     return 130
 
 
@@ -310,7 +314,7 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.device.type == "cuda" and lltm_ops.build_info()["cuda"] == "not built":
         print("lltm_ops was built without CUDA (no toolkit?): slower formulas run in its place.")
-    print("The times below are those of an idle core; a busy one takes longer.")
+    print("The times below are those of the default options on an idle core.")
     heading(f"1 of 4: an LLTM learns {args.text.name} (a minute and a half)")
     done = train(training, corpus, args, args.output / CHECKPOINT)
     trainings = {"LLTM": training}

@@ -9,11 +9,11 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from common import HAS_TORCHSCRIPT, needs_torchscript
 from torch.jit._pickle import restore_type_tag
 
 import lltm_ops
@@ -36,11 +36,10 @@ def by_the_docs(test):
 
 
 def run(commands, folder, **environment):
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     result = subprocess.run(
         ["bash", "-e", "-c", commands],
         cwd=folder,
-        env={**os.environ, "PATH": path, "PYTHONPATH": str(PACKAGES), **environment},
+        env={**os.environ, "PYTHONPATH": str(PACKAGES), **environment},
         capture_output=True,
         text=True,
         timeout=3600,
@@ -172,12 +171,12 @@ def test_models_compute_the_same(files, model):
     inputs, _, outputs = files
     (expected,) = model(inputs["input"])
     torch.testing.assert_close(outputs["compiled"], expected)
-    if sys.version_info < (3, 14):
+    if HAS_TORCHSCRIPT:
         torch.testing.assert_close(outputs["scripted"], expected)
 
 
 @by_the_docs
-@pytest.mark.skipif(sys.version_info >= (3, 14), reason="TorchScript ends with Python 3.13")
+@needs_torchscript
 def test_the_scripted_model_learns_the_same(files, model):
     inputs, _, outputs = files
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

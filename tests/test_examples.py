@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from common import HAS_TORCHSCRIPT
 
 import lltm_ops
 
@@ -147,7 +148,7 @@ def test_the_novel_is_the_same_everywhere(char_lm):
 def test_char_lm_runs_four_ways_that_agree(trained):
     _, printed = trained
     ways = ["eager", "torch.compile", "torch.export", "cell in a loop", "plain PyTorch"]
-    if sys.version_info < (3, 14):
+    if HAS_TORCHSCRIPT:
         ways.append("torch.jit.script")
     else:
         assert "torch.jit.script is left out" in printed
@@ -177,7 +178,7 @@ def test_a_way_that_cannot_run_costs_its_row(char_lm, way, function, monkeypatch
     assert agree
     assert list(times) == ["eager", "cell in a loop", "plain PyTorch"]
     printed = capsys.readouterr().out
-    reason = "" if way == "torch.jit.script" and sys.version_info >= (3, 14) else "no compiler "
+    reason = "" if way == "torch.jit.script" and not HAS_TORCHSCRIPT else "no compiler "
     sentence = rf"^{re.escape(way)} is left out, .*: {reason}.*It needs .*\.\)$"
     assert re.search(sentence, printed, re.MULTILINE)
     assert "many lines more" not in printed
@@ -391,7 +392,7 @@ def test_char_lm_begins_over_no_checkpoint(char_lm, trained, capsys):
 
 
 def test_char_lm_begins_anew_where_it_is_told_to(char_lm, tmp_path, capsys):
-    """As make demo tells it, with whatever DEMO_ARGS; --resume goes on all the same."""
+    """make demo says --anew whatever its DEMO_ARGS are. A --resume among them prevails."""
     options = [*TINY, "--skip-compare", "--anew", f"--output={tmp_path}"]
     (tmp_path / "sample.txt").write_text("of an earlier run")
     for steps in (3, 2):

@@ -108,9 +108,13 @@ def test_wheel(tmp_path):
 
 
 def test_the_sdist_has_what_pip_needs_to_build_and_no_more(tmp_path):
-    command = [sys.executable, "setup.py", "--quiet", "sdist", "--dist-dir", str(tmp_path)]
-    subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "FORCE_CPU": "1"})
-    (sdist,) = tmp_path.glob("lltm_ops-*.tar.gz")
+    checkout = tmp_path / "checkout"
+    # As it is after `git clone`: setuptools would add what an earlier egg-info lists.
+    built = shutil.ignore_patterns(".*", "build", "dist", "runs", "*.egg-info", "*.so")
+    shutil.copytree(ROOT, checkout, ignore=built)
+    command = [sys.executable, "setup.py", "--quiet", "sdist"]
+    subprocess.run(command, cwd=checkout, check=True, env={**os.environ, "FORCE_CPU": "1"})
+    (sdist,) = (checkout / "dist").glob("lltm_ops-*.tar.gz")
     with tarfile.open(sdist) as content:
         names = {name.partition("/")[2] for name in content.getnames()}
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.*")}
