@@ -139,7 +139,7 @@ wheel: $(VENV)/.torch  ## build sdist and wheel into dist/, audit the wheel, tes
 	$(VENV)/bin/python -m build --no-isolation
 	$(VENV)/bin/abi3audit --strict dist/*.whl
 	$(BASE_PYTHON) -m venv .venv-wheel
-	env -u PYTHONPATH .venv-wheel/bin/python -m pip install --quiet $$TORCH pytest pytest-xdist hypothesis expecttest dist/*.whl
+	env -u PYTHONPATH .venv-wheel/bin/python -m pip install --quiet $$TORCH "$$(echo dist/*.whl)[test]"
 	cd tests && env -u PYTHONPATH OMP_WAIT_POLICY=passive ../.venv-wheel/bin/python -m pytest \
 		-c ../pyproject.toml $(PARALLEL) $(WHEEL_TESTS)
 

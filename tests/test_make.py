@@ -58,6 +58,16 @@ def make(project, *arguments):
     return status, calls.read_text().replace("--quiet ", "").splitlines()
 
 
+GROUP = """
+import os
+import pytest
+
+@pytest.mark.xdist_group("one")
+@pytest.mark.parametrize("number", range(8))
+def test(number):
+    with open(f"worker_of_{number}", "w") as file:
+        file.write(os.environ["PYTEST_XDIST_WORKER"])
+"""
 INSTALL = [
     "tools/check_machine.py .venv torch==2.13.0",
     "-m venv .venv",
@@ -138,6 +148,15 @@ def test_without_python_one_sentence_says_so(project):
     )
     assert result.returncode == 2
     assert result.stdout == "Python is missing (python9 was not found): install python3\n"
+
+
+def test_tests_of_one_group_run_in_one_process(tmp_path):
+    """Else two of the book build in one folder at once."""
+    pytest.importorskip("xdist")
+    (tmp_path / "test_group.py").write_text(GROUP)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q"]
+    subprocess.run([*command, "-n2", "--dist=loadgroup"], cwd=tmp_path, check=True)
+    assert len({file.read_text() for file in tmp_path.glob("worker_of_*")}) == 1
 
 
 def lacking(folder=ROOT, environment=".venv", **variables):
