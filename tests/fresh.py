@@ -45,7 +45,10 @@ INSTALLS = {
 
 
 def run_inside(system: Path, user: str, folder: str, command: str, log: Path) -> tuple[int, str]:
-    """Its exit status and what it printed. No process and no mount outlives the command."""
+    """Its exit status and what it printed.
+
+    No process and no mount outlives the command, or this script.
+    """
     home = "/root" if user == "root" else f"/home/{user}"
     variables = {"HOME": home, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
     variables |= {name: os.environ[name] for name in HANDED_ON if name in os.environ}
@@ -58,7 +61,8 @@ def run_inside(system: Path, user: str, folder: str, command: str, log: Path) ->
     inside = ["chroot", f"--userspec={USERS[user]}", str(system), "env", "-i"]
     inside += [f"{name}={value}" for name, value in variables.items()]
     inside += ["bash", "-c", f"cd {folder} && {command}"]
-    isolated = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "bash", "-c"]
+    isolated = ["setpriv", "--pdeathsig=KILL"]
+    isolated += ["unshare", "--mount", "--pid", "--fork", "--kill-child", "bash", "-c"]
     process = subprocess.Popen(
         [*isolated, f'{mounts} && exec "$@"', "bash", *inside],
         stdin=subprocess.DEVNULL,

@@ -248,6 +248,14 @@ def test_no_compiler():
     assert sentence == "A C++ compiler is missing (no-such-compiler was not found): install g++"
 
 
+def test_no_openssl(tmp_path):
+    for name in ("c++", "cc1plus"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    sentences = lacking(PATH=str(tmp_path))
+    assert sentences == ["openssl, which torch.compile calls, is missing: install openssl"]
+
+
 def test_an_old_compiler(tmp_path):
     (tmp_path / "c++").write_text("#!/bin/sh\necho unknown option -std=c++20\nexit 1\n")
     (tmp_path / "c++").chmod(0o755)

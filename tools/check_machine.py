@@ -62,6 +62,11 @@ def compiler():
         yield f"The compiler {name} does not compile C++20 ({said}): install g++ 11 or later"
 
 
+def openssl():
+    if shutil.which("openssl") is None:
+        yield "openssl, which torch.compile calls, is missing: install openssl"
+
+
 def held(folder):
     """Bytes that an earlier run has put there."""
     files = (Path(root, name) for root, _, names in os.walk(folder) for name in names)
@@ -112,7 +117,13 @@ def main():
     environment = options.environment.absolute()
     folders = [("checkout", Path.cwd()), ("environment", environment)]
     folders.append(("temporary files (TMPDIR)", Path(tempfile.gettempdir())))
-    lacking = [*python(), *compiler(), *paths(*folders), *disk(environment, options.torch)]
+    lacking = [
+        *python(),
+        *compiler(),
+        *openssl(),
+        *paths(*folders),
+        *disk(environment, options.torch),
+    ]
     sys.exit("\n".join(lacking) or None)
 
 
