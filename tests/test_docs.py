@@ -50,10 +50,14 @@ SHELL_LINES = sorted(
 )
 
 
+# torch.onnx copies what torch has deprecated.
+IGNORED = "ignore:`isinstance(treespec, LeafSpec)` is deprecated:FutureWarning"
+
+
 @pytest.mark.parametrize("code", PYTHON_BLOCKS)
 def test_python_block_runs(code, tmp_path):
     result = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, "-W", IGNORED, "-c", code], cwd=tmp_path, capture_output=True, text=True
     )
     assert result.returncode == 0, result.stderr
     assert "Warning" not in result.stderr
