@@ -35,7 +35,7 @@ typedef typeid typename union unsigned using virtual void volatile wchar_t while
 TAKEN = """
 aten at c10 c10d c10d_functional caffe2 debug_mode_ops debugprims export flex_lib fsdp higher_order
 import_module inductor inductor_prims lltm lltm_ops load_library loaded_libraries mkl mkldnn
-mkldnn_prepacked name onednn onnx onnx_symbolic prim prims profiler quantization quantized
+mkldnn_prepacked name onednn onnx onnx_symbolic prepacked prim prims profiler quantization quantized
 quantized_decomposed rngprims sparse static_runtime std streams symm_mem torch
 """
 # In lower case, as some file systems see them.

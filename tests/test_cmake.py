@@ -84,9 +84,11 @@ def test_sources_and_flags_are_those_of_the_extension(installed):
 
 @in_one_process
 def test_programs_of_another_project_find_the_package_and_call_the_operators(installed):
+    # The library of Python looks for that of torch, such as libc10_cuda.so, beside its own place.
+    torch_libraries = Path(torch.__file__).parent / "lib"
     printed = run(
         f'cmake -S "{ROOT}/tests/cpp" -B tests -G Ninja && cmake --build tests && '
-        "ctest --test-dir tests --output-on-failure",
+        f'LD_LIBRARY_PATH="{torch_libraries}" ctest --test-dir tests --output-on-failure',
         installed,
         CMAKE_PREFIX_PATH=f"{torch.utils.cmake_prefix_path}:{installed}/lltm_ops",
     )
