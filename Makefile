@@ -28,9 +28,9 @@ OPTIONS = $(FORCE_CPU) $(FORCE_CUDA) $(DEBUG) $(CUDA_HOME) $(TORCH_CUDA_ARCH_LIS
 # A pipe fails with its first command, too.
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
-# Of two makes at once, one waits: both would write the same environment.
-LOCKED := mkdir -p $(VENV) && exec 9> $(VENV)/.lock && \
-	{ flock --nonblock 9 || { echo "Waiting for another make in $(VENV)" && flock 9; }; }
+# Of two makes at once, one waits: both would write the same environment and the same build.
+LOCKED := mkdir -p build && exec 9> build/.lock && \
+	{ flock --nonblock 9 || { echo "Waiting for another make in this checkout" && flock 9; }; }
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 # Only from the command line: a PYTHON that happens to be in the environment means something else.
@@ -42,8 +42,10 @@ BUILT := $(VENV)/.built
 endif
 
 PARALLEL := --numprocesses=auto --maxprocesses=8 --dist=loadgroup
+# A hang ends with the stacks of all threads. The longest test takes a sixth of it.
+BOUNDED := --override-ini=faulthandler_timeout=1800 --override-ini=faulthandler_exit_on_timeout=true
 # Threads that wait sleep, or those of one process would spin on the processor that another needs.
-PYTEST = OMP_WAIT_POLICY=passive $(PYTHON) -m pytest \
+PYTEST = OMP_WAIT_POLICY=passive $(PYTHON) -m pytest $(BOUNDED) \
 	$(shell $(PYTHON) -c 'import xdist' 2> /dev/null && echo $(PARALLEL))
 
 .PHONY: help demo distributed test test-all book docs linkcheck extra-docs fuzz mutants recurrence sanitize soak bench scaling sweep lengths aarch64 onnx extra-onnx lint format cuda-check wheel fresh compat gpu new clean in-place FORCE
@@ -166,7 +168,7 @@ clean:  ## remove environments and everything that was built
 	rm -rf .venv .venv-cuda .venv-newest .venv-wheel build dist lltm_ops.egg-info lltm_ops/*.so .*_cache .hypothesis
 
 in-place:
-	@$(PYTHON) setup.py --quiet build_ext --inplace | $(COMPILED)
+	@$(LOCKED) && $(PYTHON) setup.py --quiet build_ext --inplace | $(COMPILED)
 
 # Rewritten only when TORCH changes, so that what depends on it is not made anew each time.
 $(VENV)/.torch: FORCE

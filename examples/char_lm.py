@@ -299,8 +299,8 @@ def heading(text: str) -> None:
 
 def stopped(training: Training, args: argparse.Namespace) -> int:
     print(
-        f"Stopped after step {len(training.bits)}; --resume continues from {args.output}, "
-        "and so does make demo DEMO_ARGS=--resume."
+        f"Stopped after step {len(training.bits)}; --resume continues from {args.output} "
+        "(after make demo: make demo DEMO_ARGS=--resume)."
     )
     return 130
 

@@ -21,6 +21,7 @@ PACKAGES = re.search(r"^sudo apt-get install (.*)$", README, re.MULTILINE)[1]
 COMMANDS = re.search(r"^```sh\n(make .*?)^```$", README, re.MULTILINE | re.DOTALL)[1].splitlines()
 SYSTEMS = ("bookworm", "trixie", "sid")
 USERS = {"user": "1000:1000", "root": "0:0"}
+HOMES = {"user": "/home/user", "root": "/root"}
 # How pip reaches its index, where that takes more than a network.
 HANDED_ON = ("PIP_CERT", "PIP_INDEX_URL", "SSL_CERT_FILE", "http_proxy", "https_proxy", "no_proxy")
 
@@ -49,8 +50,7 @@ def run_inside(system: Path, user: str, folder: str, command: str, log: Path) ->
 
     No process and no mount outlives the command, or this script.
     """
-    home = "/root" if user == "root" else f"/home/{user}"
-    variables = {"HOME": home, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
+    variables = {"HOME": HOMES[user], "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
     variables |= {name: os.environ[name] for name in HANDED_ON if name in os.environ}
     for value in variables.values():
         if os.path.isfile(value):
@@ -102,7 +102,7 @@ def make_system(name: str, folder: Path, log: Path) -> None:
 
 def take_checkout(system: Path, user: str) -> str:
     """root's is a clone, the user's a tarball, without git."""
-    place = "/root/lltm_ops" if user == "root" else f"/home/{user}/lltm_ops"
+    place = f"{HOMES[user]}/lltm_ops"
     target = system / place[1:]
     if user == "root":
         subprocess.run(["git", "clone", "--quiet", "--no-local", ROOT, target], check=True)

@@ -80,7 +80,9 @@ BUILD = [
 ]
 TEST = [
     "-c import xdist",
-    "-m pytest --numprocesses=auto --maxprocesses=8 --dist=loadgroup -m not slow",
+    "-m pytest --override-ini=faulthandler_timeout=1800 "
+    "--override-ini=faulthandler_exit_on_timeout=true "
+    "--numprocesses=auto --maxprocesses=8 --dist=loadgroup -m not slow",
 ]
 
 
@@ -130,12 +132,12 @@ def test_an_interrupted_change_of_torch_is_not_taken_for_the_old_one(project):
 
 
 def test_of_two_makes_one_waits(project):
-    (project / ".venv").mkdir()
-    with open(project / ".venv" / ".lock", "w") as lock:
+    (project / "build").mkdir()
+    with open(project / "build" / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         command = ["make", "BASE_PYTHON=./python3", "test"]
         with subprocess.Popen(command, cwd=project, stdout=subprocess.PIPE, text=True) as second:
-            assert second.stdout.readline() == "Waiting for another make in .venv\n"
+            assert second.stdout.readline() == "Waiting for another make in this checkout\n"
             assert not (project / "calls").exists()
             fcntl.flock(lock, fcntl.LOCK_UN)
             assert "Waiting" not in second.communicate()[0]
@@ -151,7 +153,7 @@ def test_without_python_one_sentence_says_so(project):
 
 
 def test_tests_of_one_group_run_in_one_process(tmp_path):
-    """Else two of the book build in one folder at once."""
+    """The book's do so because they build in one folder."""
     pytest.importorskip("xdist")
     (tmp_path / "test_group.py").write_text(GROUP)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q"]
@@ -249,10 +251,9 @@ def test_no_compiler():
 
 
 def test_no_openssl(tmp_path):
-    for name in ("c++", "cc1plus"):
-        (tmp_path / name).write_text("#!/bin/sh\n")
-        (tmp_path / name).chmod(0o755)
-    sentences = lacking(PATH=str(tmp_path))
+    (tmp_path / "c++").write_text("#!/bin/sh\n")
+    (tmp_path / "c++").chmod(0o755)
+    sentences = lacking(PATH=str(tmp_path), CXX="c++")
     assert sentences == ["openssl, which torch.compile calls, is missing: install openssl"]
 
 

@@ -109,7 +109,7 @@ def test_wheel(tmp_path):
 
 def test_the_sdist_has_what_pip_needs_to_build_and_no_more(tmp_path):
     checkout = tmp_path / "checkout"
-    # As it is after `git clone`: setuptools would add what an earlier egg-info lists.
+    # The copy is that of a new clone. setuptools would add what an earlier egg-info lists.
     built = shutil.ignore_patterns(".*", "build", "dist", "runs", "*.egg-info", "*.so")
     shutil.copytree(ROOT, checkout, ignore=built)
     command = [sys.executable, "setup.py", "--quiet", "sdist"]

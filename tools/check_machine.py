@@ -82,7 +82,7 @@ def disk(environment, torch):
     needs = [(environment, max(0, installed - held(environment)))]
     needs.append((Path(tempfile.gettempdir()), downloaded))
     if not os.environ.get("PIP_NO_CACHE_DIR"):
-        needs.append((cache, max(0, downloaded - held(cache))))
+        needs.append((cache, downloaded))
     of_file_system = {}
     for folder, size in needs:
         folder = folder.absolute()
