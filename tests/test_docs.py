@@ -50,7 +50,7 @@ SHELL_LINES = sorted(
 )
 
 
-# torch.onnx copies what torch has deprecated. pyproject.toml ignores it in the process of the tests.
+# torch.onnx copies what torch has deprecated: pyproject.toml ignores it for the tests themselves.
 IGNORED = "ignore:`isinstance(treespec, LeafSpec)` is deprecated:FutureWarning"
 
 
