@@ -15,6 +15,8 @@ import torch.distributed as dist
 from torch.multiprocessing import get_context
 
 TIMEOUT = 180
+# A new system need not know the name localhost.
+HERE = "127.0.0.1"
 
 
 class Ranks:
@@ -23,7 +25,7 @@ class Ranks:
     def __init__(self, count: int) -> None:
         context = get_context("spawn")
         with socket.socket() as free:
-            free.bind(("localhost", 0))
+            free.bind((HERE, 0))
             port = free.getsockname()[1]
         self.connections, self.processes = [], []
         for rank in range(count):
@@ -53,7 +55,7 @@ class Ranks:
 
 def _serve(rank: int, count: int, port: int, connection: Connection) -> None:
     torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port))
+    os.environ.update(MASTER_ADDR=HERE, MASTER_PORT=str(port))
     dist.init_process_group(
         "gloo", rank=rank, world_size=count, timeout=timedelta(seconds=TIMEOUT / 2)
     )
