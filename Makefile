@@ -2,9 +2,14 @@
 # PYTHON=/path/to/python, what runs or times the package uses that environment, which has torch already,
 # and installs nothing.
 
-VENV ?= .venv
+# Only from the command line: a VENV, PYTHON or NAME that happens to be in the environment means something else.
+ifneq ($(origin VENV),command line)
+VENV := .venv
+endif
 # Words for pip, so an index may stand there, too. An environment keeps the torch that it has been made with.
-TORCH ?= $(or $(shell cat $(VENV)/.torch 2> /dev/null),torch==2.13.0)
+ifeq ($(strip $(TORCH)),)
+override TORCH := $(or $(shell cat $(VENV)/.torch 2> /dev/null),torch==2.13.0)
+endif
 export TORCH
 BASE_PYTHON ?= python3
 # From PyPI, which has the CUDA 13.0 build of it.
@@ -28,12 +33,15 @@ OPTIONS = $(FORCE_CPU) $(FORCE_CUDA) $(DEBUG) $(CUDA_HOME) $(TORCH_CUDA_ARCH_LIS
 # A pipe fails with its first command, too.
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
-# Of two makes at once, one waits: both would write the same environment and the same build.
-LOCKED := mkdir -p build && exec 9> build/.lock && \
+HAS_TORCH := $(VENV)/bin/python -c 'from importlib.util import find_spec; exit(find_spec("torch") is None)'
+# Of two makes at once, one waits: both would write the same environment and the same build. A compiler may leave a
+# server behind, which must not hold the lock: what runs it closes 9.
+LOCKED := { mkdir -p build && touch build/.lock; } 2> /dev/null || \
+	{ echo "$$(id -un) cannot write to build, which $$(stat -c %U build) owns: run sudo make clean first" && exit 1; } && \
+	exec 9> build/.lock && \
 	{ flock --nonblock 9 || { echo "Waiting for another make in this checkout" && flock 9; }; }
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-# Only from the command line: a PYTHON that happens to be in the environment means something else.
 ifeq ($(origin PYTHON),command line)
 BUILT := in-place
 else
@@ -159,28 +167,32 @@ gpu:  ## on a machine with a GPU: tests, compute-sanitizer, times, with the torc
 	$(MAKE) in-place PYTHON=python3
 	python3 benchmarks/gpu.py $(GPU_ARGS)
 
-# Only from the command line: some systems have a NAME in the environment.
 new:  ## start a package of your own operators; NAME=my_ops OUTPUT=../my_ops
 	@$(BASE_PYTHON) examples/new_package.py $(if $(filter command,$(origin NAME)),--name="$$NAME") \
 		$(if $(filter command,$(origin OUTPUT)),--output="$$OUTPUT")
 
 clean:  ## remove environments and everything that was built
-	rm -rf .venv .venv-cuda .venv-newest .venv-wheel build dist lltm_ops.egg-info lltm_ops/*.so .*_cache .hypothesis
+	@$(LOCKED) && rm -rf .venv .venv-cuda .venv-newest .venv-wheel build/* dist lltm_ops.egg-info lltm_ops/*.so .*_cache .hypothesis
 
 in-place:
-	@$(LOCKED) && $(PYTHON) setup.py --quiet build_ext --inplace | $(COMPILED)
+	@$(LOCKED) && $(PYTHON) setup.py --quiet build_ext --inplace 9>&- | $(COMPILED)
 
-# Rewritten only when TORCH changes, so that what depends on it is not made anew each time.
+# Rewritten only when TORCH changes, so that what depends on it is not made anew each time. pip would take another
+# build of the same version for the one that is wanted.
 $(VENV)/.torch: FORCE
-	@$(LOCKED) && if [ "$$(cat $@ 2>/dev/null)" != "$$TORCH" ]; then \
+	@$(LOCKED) && if [ -e $@ ] && ! $(HAS_TORCH) 2> /dev/null; then \
+		echo "The Python or the torch of $(VENV) is gone: it is made anew" && rm -rf $(VENV); \
+	fi && if [ "$$(cat $@ 2> /dev/null)" != "$$TORCH" ]; then \
 		command -v $(BASE_PYTHON) > /dev/null || { \
 			echo "Python is missing ($(BASE_PYTHON) was not found): install python3"; exit 1; } && \
-		$(BASE_PYTHON) tools/check_machine.py $(VENV) "$$TORCH" && \
+		$(BASE_PYTHON) tools/check_machine.py "$(VENV)" "$$TORCH" && \
 		echo "Installing $$TORCH into $(VENV)" && \
 		rm -f $@ && \
 		$(BASE_PYTHON) -m venv $(VENV) && \
 		$(PIP_INSTALL) --quiet --upgrade pip setuptools ninja wheel && \
+		$(VENV)/bin/python -m pip uninstall --quiet --quiet --yes torch && \
 		$(PIP_INSTALL) $$TORCH && \
+		{ $(HAS_TORCH) || { echo "TORCH=$$TORCH brought no torch: name one, such as torch==2.13.0"; exit 1; }; } && \
 		echo "$$TORCH" > $@; \
 	fi
 
@@ -190,7 +202,7 @@ $(VENV)/.options: FORCE
 
 $(VENV)/.built: $(VENV)/.torch $(VENV)/.options $(SOURCES)
 	@$(LOCKED) && \
-		$(VENV)/bin/python setup.py --quiet build_ext --inplace | $(COMPILED) && \
+		$(VENV)/bin/python setup.py --quiet build_ext --inplace 9>&- | $(COMPILED) && \
 		PYTHONWARNINGS='ignore:Editable installation' \
 			$(PIP_INSTALL) --quiet --no-build-isolation --editable '.[demo,test]' && \
 		touch $@

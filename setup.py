@@ -37,8 +37,13 @@ class BuildExtension(cpp_extension.BuildExtension):
         self.build_temp = f"{build_folder}/objects"
 
 
+try:
+    extension = extension_file["extension"]()
+except RuntimeError as error:
+    raise SystemExit(str(error)) from None
+
 setup(
-    ext_modules=[extension_file["extension"]()],
+    ext_modules=[extension],
     # The library is tied to this minor version: pip must not bring another.
     install_requires=[f"torch=={extension_file['torch_minor']()}.*"],
     cmdclass={"build_ext": BuildExtension},

@@ -54,7 +54,8 @@ def draw_text(axis: Any, trainings: dict[str, Training]) -> None:
     validated = [bits for training in trainings.values() for _, bits in training.validation_bits]
     if validated:
         axis.legend(title="unseen text, at the end", loc="upper right")
-        axis.set_ylim(0.8 * min(validated), 1.5 * max(validated))
+        if max(validated) > 0:  # a text of one letter has no bits
+            axis.set_ylim(0.8 * min(validated), 1.5 * max(validated))
 
 
 def draw_recall(axis: Any, recalls: dict[str, list[float]]) -> None:

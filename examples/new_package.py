@@ -71,6 +71,8 @@ def why_not(name: str) -> str | None:
         return "a folder of the package has it"
     if module_elsewhere(name):
         return "Python has a module of that name"
+    if name.endswith("_t") or name.isupper() or name.startswith("Py_"):
+        return "C and torch keep such names for types and macros"
     # Such a function would stand beside the namespace.
     if hasattr(ctypes.CDLL(None), name):
         return "C has a function of that name"

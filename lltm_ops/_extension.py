@@ -57,6 +57,8 @@ def builds_cuda() -> bool:
         RuntimeError: if ``FORCE_CUDA=1`` asks for what cannot be built.
     """
     if flag("FORCE_CPU"):
+        if flag("FORCE_CUDA"):
+            raise RuntimeError("lltm_ops: FORCE_CUDA=1, but FORCE_CPU=1 too: unset one of them")
         return False
     from torch.utils import cpp_extension
 

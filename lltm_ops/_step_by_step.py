@@ -30,7 +30,7 @@ def run_step_by_step(
     else its weight and bias.
     """
     # The operator, given no features, only checks.
-    nothing, _ = torch.ops.lltm.sequence_forward(
+    torch.ops.lltm.sequence_forward(
         input[..., :0], weights[:0, :0], weights[0, :0],
         h_0[:, :0], c_0[:, :0], batch_sizes, reverse, resets,
     )  # fmt: skip
@@ -40,13 +40,24 @@ def run_step_by_step(
     else:
         sizes = torch.jit.annotate(List[int], batch_sizes.tolist())  # type: ignore[no-untyped-call]
         steps = list(torch.split(input, sizes))
+    if len(steps) == 0:
+        # Empty results with derivatives, which are zero.
+        output, cells = torch.ops.lltm.sequence_forward(
+            input, weights, bias, h_0, c_0, batch_sizes, reverse, resets
+        )
+        return output, cells
     resets_of_steps: List[Tensor] = []
     if resets is not None:
         resets_of_steps = list(torch.split(resets.flatten(), sizes))
+    # Under autocast they differ, and torch.cat takes no two half types.
+    if h_0.dtype != input.dtype:
+        h_0 = h_0.float()
+    if c_0.dtype != input.dtype:
+        c_0 = c_0.float()
     mask = F.dropout(torch.ones_like(h_0), recurrent_dropout, training)
     h, cell = h_0, c_0
-    output: List[Tensor] = []
-    cells: List[Tensor] = []
+    outputs: List[Tensor] = []
+    all_cells: List[Tensor] = []
     for i in range(len(steps)):
         step = len(steps) - 1 - i if reverse else i
         size = sizes[step]
@@ -65,18 +76,15 @@ def run_step_by_step(
             )
         new_h = _zoned_out(old_h, new_h, zoneout, training)
         new_cell = _zoned_out(old_cell, new_cell, zoneout, training)
-        output.append(new_h)
-        cells.append(new_cell)
+        outputs.append(new_h)
+        all_cells.append(new_cell)
         h, cell = torch.cat([new_h, h[size:]]), torch.cat([new_cell, cell[size:]])
-    if len(steps) == 0:
-        empty = nothing.new_empty(list(input.shape[:-1]) + [h_0.size(1)])
-        return empty, empty.clone()
     if reverse:
-        output.reverse()
-        cells.reverse()
+        outputs.reverse()
+        all_cells.reverse()
     if batch_sizes is None:
-        return torch.stack(output), torch.stack(cells)
-    return torch.cat(output), torch.cat(cells)
+        return torch.stack(outputs), torch.stack(all_cells)
+    return torch.cat(outputs), torch.cat(all_cells)
 
 
 def _zoned_out(old: Tensor, new: Tensor, zoneout: float, training: bool) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,6 +29,8 @@ SEQUENCE_BACKWARD_ARGUMENTS = (
     "batch_sizes", "reverse", "resets",
 )  # fmt: skip
 
+# Like torch's own tools.
+CXX = os.environ.get("CXX") or "c++"
 # By the version that torch.jit itself asks for: there, some modules can be scripted, and some not.
 HAS_TORCHSCRIPT = sys.version_info < (3, 14)
 needs_torchscript = pytest.mark.skipif(

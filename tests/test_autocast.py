@@ -97,6 +97,16 @@ def test_mixed_dtypes_are_unified(device):
 
 
 @each_device
+@pytest.mark.parametrize("options", [{}, {"zoneout": 0.1}, {"layer_norm": True}], ids=str)
+def test_a_state_of_another_half_type(device, options):
+    layer = lltm_ops.LLTM(3, 4, **options).to(device)
+    state = torch.zeros(2, 1, 2, 4, device=device).half()
+    with torch.autocast(device, torch.bfloat16):
+        output, _ = layer(torch.randn(5, 2, 3, device=device).bfloat16(), tuple(state))
+    assert output.dtype == torch.bfloat16
+
+
+@each_device
 def test_float64_stays(device):
     inputs = sample_inputs(device, torch.float64)
     with torch.autocast(device, torch.bfloat16):

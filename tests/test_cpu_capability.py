@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from common import (
+    CXX,
     SEQUENCE_SHAPES,
     SHAPES,
     assert_matches_float64,
@@ -84,7 +85,7 @@ def test_teams_of_more_threads_than_this_machine_has_processors(tmp_path):
     """The kernels form no such team by themselves, so few machines would test the larger ones."""
     source, library = tmp_path / "pretend.c", tmp_path / "pretend.so"
     source.write_text(PRETEND_16_PROCESSORS)
-    subprocess.run(["cc", "-shared", "-fPIC", source, "-o", library], check=True)
+    subprocess.run([CXX, "-shared", "-fPIC", source, "-o", library], check=True)
     run_tests("threads", ["test_sequence.py"], LD_PRELOAD=str(library))
 
 
@@ -121,7 +122,7 @@ def test_the_loops_of_the_gates_are_vectorised(tmp_path, width):
     source.write_text(LOOPS_OF_GATES)
     includes = [f"-I{TESTS.parent / 'csrc'}", *(f"-I{path}" for path in include_paths())]
     options = ["-std=c++20", "-O3", *INSTRUCTION_SETS[width], "-fopt-info-vec"]
-    command = ["g++", *options, *includes, "-c", source, "-o", tmp_path / "loops.o"]
+    command = [CXX, *options, *includes, "-c", source, "-o", tmp_path / "loops.o"]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
     assert len(re.findall(rf"loops.cpp.* loop vectorized using {width} byte vectors", said)) == 2
 

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from common import CXX
 from torch.utils.cpp_extension import include_paths
 
 # The tests share programs.
@@ -54,7 +55,7 @@ PLANTS = {
 def compile_check(folder: Path, flags: list[str], csrc: Path = ROOT / "csrc") -> Path:
     """check.cpp with the emulator, of whose own accesses ThreadSanitizer knows nothing."""
     folder.mkdir(parents=True, exist_ok=True)
-    common = ["g++", "-std=c++20", "-Wall", "-Werror", "-Wno-unknown-pragmas"]
+    common = [CXX, "-std=c++20", "-Wall", "-Werror", "-Wno-unknown-pragmas"]
     common += [
         "-Wno-maybe-uninitialized",
         "-Wno-uninitialized",

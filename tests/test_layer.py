@@ -235,11 +235,13 @@ def test_resets(device, options, slow, form):
 def test_empty(slow, time, batch):
     layer = lltm_ops.LLTM(5, 6, num_layers=2, bidirectional=True, return_cells=True, **slow)
     state = state_of(layer, batch)
-    output, last, cells = layer(torch.randn(time, batch, 5), state)
+    input = torch.randn(time, batch, 5, requires_grad=True)
+    output, last, cells = layer(input, state)
     assert output.shape == cells.shape == (time, batch, 12)
     assert sizes((output, last)) == [(time, batch, 12), (4, batch, 6), (4, batch, 6)]
     if time == 0:
         assert_close(last, state)
+    assert_close(torch.autograd.grad(output.sum(), input)[0], torch.zeros_like(input))
 
 
 def test_repr_names_what_differs_from_the_defaults():

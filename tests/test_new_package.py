@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from common import HAS_TORCHSCRIPT
+from common import CXX, HAS_TORCHSCRIPT
 
 ROOT = Path(__file__).resolve().parent.parent
 NAME = "gated_layers"
@@ -227,7 +227,7 @@ def test_error_with_a_library_for_another_torch(without_library):
 def test_error_with_a_library_that_does_not_load(without_library):
     broken = without_library / NAME / f"{LIBRARY}.abi3.so"
     source = "int gone_from_torch(void); int call(void) { return gone_from_torch(); }"
-    command = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(broken)]
+    command = [CXX, "-shared", "-fPIC", "-x", "c", "-", "-o", str(broken)]
     subprocess.run(command, input=source, text=True, check=True)
     status, printed = python(f"import {NAME}", without_library, without_library)
     assert status == 1
@@ -330,6 +330,10 @@ def refusal(new_package, capsys, *arguments):
         ("random", "Python has a module of that name"),
         ("pytest", "Python has a module of that name"),
         ("gamma", "C has a function of that name"),
+        ("int64_t", "C and torch keep such names for types and macros"),
+        ("M_PI", "C and torch keep such names for types and macros"),
+        ("TORCH_CHECK", "C and torch keep such names for types and macros"),
+        ("Py_None", "C and torch keep such names for types and macros"),
     ],
 )
 def test_names_that_are_refused(new_package, name, reason, tmp_path, capsys):

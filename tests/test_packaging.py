@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import shell_blocks
 import torch
+from common import CXX
 
 import lltm_ops
 from lltm_ops import _extension
@@ -240,7 +241,7 @@ def test_a_library_that_does_not_load(package_without_library):
     """An upgrade of torch may do this: a symbol that the library needs is gone."""
     broken = package_without_library / "lltm_ops" / LIBRARY.name
     code = "int gone_from_torch(void); int call(void) { return gone_from_torch(); }"
-    compiler = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(broken)]
+    compiler = [CXX, "-shared", "-fPIC", "-x", "c", "-", "-o", str(broken)]
     subprocess.run(compiler, input=code, text=True, check=True)
     status, output = run("import lltm_ops", package_without_library)
     assert status == 1
@@ -287,9 +288,23 @@ def test_forced_cuda_that_cannot_be_built(monkeypatch):
     monkeypatch.setenv("FORCE_CUDA", "1")
     with pytest.raises(RuntimeError, match=r"FORCE_CUDA=1, but torch .* was built without CUDA"):
         _extension.builds_cuda()
+    status, output = run(
+        "import runpy, sys; sys.argv = ['setup.py', '--version']; "
+        "runpy.run_path('setup.py', run_name='__main__')"
+    )
+    assert status == 1
+    assert "Traceback" not in output and "lltm_ops: FORCE_CUDA=1, but torch" in output
+
+
+def test_forced_both_ways(monkeypatch):
+    monkeypatch.setenv("FORCE_CPU", "1")
+    monkeypatch.setenv("FORCE_CUDA", "1")
+    with pytest.raises(RuntimeError, match="FORCE_CUDA=1, but FORCE_CPU=1 too: unset one of them"):
+        _extension.builds_cuda()
 
 
 def test_forced_cpu(monkeypatch):
+    monkeypatch.delenv("FORCE_CUDA", raising=False)
     monkeypatch.setenv("FORCE_CPU", "1")
     assert not _extension.builds_cuda()
     assert not any(source.endswith(".cu") for source in _extension.sources(cuda=False))

@@ -45,10 +45,16 @@ def python():
 
 
 def compiler():
-    name = os.environ.get("CXX", "c++")
+    name = os.environ.get("CXX") or "c++"
+    if len(name.split()) > 1:
+        yield (
+            f"CXX is {name!r}, which torch.compile takes for the name of one program: name a "
+            "compiler without options (for ccache, put its folder of compilers on PATH)"
+        )
+        return
     try:
         result = subprocess.run(
-            [*name.split(), "-std=c++20", "-fopenmp", "-fsyntax-only", "-x", "c++", "-"],
+            [name, "-std=c++20", "-fopenmp", "-fsyntax-only", "-x", "c++", "-"],
             input=PROGRAM,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
