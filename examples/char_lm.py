@@ -53,7 +53,7 @@ try:
     from tqdm import tqdm
     from ways_to_run import compare, seconds_per_call, step_by_step
 except ImportError as error:
-    sys.exit(f"char_lm.py: {error.name} is missing: pip install lltm_ops[demo]")
+    sys.exit(f"char_lm.py: {error.name} is missing: pip install tqdm matplotlib")
 
 # All three run as they are made, and with gates set to keep what comes first. docs/training.md
 # has more of them, and more seeds.
@@ -299,8 +299,9 @@ def heading(text: str) -> None:
 
 def stopped(training: Training, args: argparse.Namespace) -> int:
     print(
-        f"Stopped after step {len(training.bits)}; --resume continues from {args.output} "
-        "(after make demo: make demo DEMO_ARGS=--resume)."
+        f"Stopped after step {len(training.bits)} of the first layer. The same options and "
+        f"--resume continue from {args.output} (after a plain make demo: make demo "
+        "DEMO_ARGS=--resume)."
     )
     return 130
 

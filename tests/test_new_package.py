@@ -343,7 +343,7 @@ def test_names_that_are_refused(new_package, name, reason, tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["my_ops", "ops", "layers2", "examples", "docs"])
+@pytest.mark.parametrize("name", ["my_layers", "ops", "layers2", "examples", "docs"])
 def test_names_that_are_not(new_package, name):
     """Folders of this project are no modules that a package could hide."""
     assert new_package.why_not(name) is None

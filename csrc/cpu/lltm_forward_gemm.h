@@ -31,9 +31,11 @@ struct TransposeProducts {
     const auto padded = round_up(units, kVector);
     for (int64_t gate = begin; gate < end; ++gate) {
       for (int64_t unit = 0; unit < units; unit += kVector) {
-        transpose_tile(
+        transpose_block(
             from + (gate * units + unit) * ld,
             ld,
+            kVector,
+            kVector,
             to + gate * padded + unit,
             3 * padded);
       }

@@ -288,7 +288,7 @@ class SequenceBackward {
  public:
   explicit SequenceBackward(const SequenceBackwardPointers<scalar_t>& pointers)
       : a_(pointers),
-        old_h_{a_.steps, a_.state_size, a_.output, a_.h0, a_.resets},
+        old_h_{a_.steps, a_.state_size, a_.output, a_.h0, {a_.resets}},
         chunks_(sequence_chunks(a_.steps, kRowsOfABackwardChunk)) {}
 
   void run() {
@@ -456,7 +456,8 @@ class SequenceBackward {
           for (int64_t step = begin; step < end; ++step) {
             const auto& [first_row, rows, carried] = a_.steps[step];
             auto* to = scratch + (first_row - chunk.first_row) * a_.state_size;
-            const auto* from = old_h_.rows(step, 0, rows, to);
+            const auto* from =
+                old_h_.template rows<scalar_t>(step, 0, rows, to);
             if (from != to) {
               std::copy_n(from, rows * a_.state_size, to);
             }

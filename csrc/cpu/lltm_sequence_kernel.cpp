@@ -1,6 +1,5 @@
 #include "cpu/lltm_empty_gradients.h"
 #include "cpu/lltm_sequence_backward.h"
-#include "cpu/lltm_sequence_forward.h"
 #include "ops/dispatch.h"
 #include "ops/lltm_sequence.h"
 #include "ops/lltm_sequence_checks.h"
@@ -20,57 +19,6 @@ const uint8_t* bytes_or_null(const at::Tensor& resets) {
 
 at::Tensor contiguous_or_none(const OptionalTensor& tensor) {
   return tensor ? tensor->contiguous() : at::Tensor();
-}
-
-template <bool write_gates>
-ForwardWithGatesResult sequence_forward_kernel_impl(
-    const SequenceForwardArguments& a) {
-  check_arguments(a);
-  const auto steps = sequence_steps(a);
-  const auto state_size = a.h0.size(1);
-  auto output = empty_rows(a.input, state_size);
-  auto cells = empty_rows(a.input, state_size);
-  at::Tensor gates;
-  if constexpr (write_gates) {
-    gates = empty_rows(a.input, 3 * state_size);
-  }
-  if (output.numel() == 0) {
-    return {std::move(output), std::move(cells), std::move(gates)};
-  }
-  const auto input_ = a.input.expect_contiguous();
-  const auto weights_ = a.weights.expect_contiguous();
-  const auto bias_ = a.bias.expect_contiguous();
-  const auto h0_ = a.h0.expect_contiguous();
-  const auto c0_ = a.c0.expect_contiguous();
-  const auto resets_ = contiguous_or_none(a.resets);
-  AT_DISPATCH_FLOATING_TYPES_AND2(
-      at::kHalf,
-      at::kBFloat16,
-      a.input.scalar_type(),
-      "lltm_sequence_forward_cpu",
-      [&] {
-        sequence_forward_steps<scalar_t>({
-            {a.h0.size(0), a.input.size(-1), state_size},
-            steps,
-            a.batch_sizes.has_value(),
-            input_->const_data_ptr<scalar_t>(),
-            weights_->const_data_ptr<scalar_t>(),
-            bias_->const_data_ptr<scalar_t>(),
-            h0_->const_data_ptr<scalar_t>(),
-            c0_->const_data_ptr<scalar_t>(),
-            bytes_or_null(resets_),
-            output.mutable_data_ptr<scalar_t>(),
-            cells.mutable_data_ptr<scalar_t>(),
-            write_gates ? gates.mutable_data_ptr<scalar_t>() : nullptr,
-        });
-      });
-  return {std::move(output), std::move(cells), std::move(gates)};
-}
-
-ForwardResult sequence_forward_kernel(
-    const SequenceForwardArguments& arguments) {
-  auto [output, cells, gates] = sequence_forward_kernel_impl<false>(arguments);
-  return {std::move(output), std::move(cells)};
 }
 
 BackwardResult sequence_backward_kernel(const SequenceBackwardArguments& a) {
@@ -124,10 +72,6 @@ BackwardResult sequence_backward_kernel(const SequenceBackwardArguments& a) {
 } // namespace
 
 TORCH_LIBRARY_IMPL(lltm, CPU, m) {
-  m.impl("sequence_forward", as_kernel<sequence_forward_kernel>());
-  m.impl(
-      "_sequence_forward_with_gates",
-      as_kernel<sequence_forward_kernel_impl<true>>());
   m.impl("sequence_backward", as_kernel<sequence_backward_kernel>());
 }
 

@@ -1,124 +1,137 @@
 #pragma once
 
-#include "cpu/primitives/convert.h"
 #include "cpu/primitives/pack.h"
 #include "cpu/primitives/scratch.h"
+#include "cpu/primitives/team.h"
 #include "cpu/primitives/vectorize.h"
 #include "ops/lltm_sequence_steps.h"
 
 #include <ATen/OpMathType.h>
+#include <ATen/core/Tensor.h>
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <type_traits>
 #include <vector>
 
 namespace lltm {
 
-// The states that the steps of a sequence begin with, out of all states and the
-// initial ones: rows of state_size.
+// Null if there are none. Bytes, for a view of uint8 as bool may hold any.
+struct Resets {
+  const uint8_t* data;
+
+  bool any(const SequenceStep& step, int64_t begin, int64_t end) const {
+    if (data == nullptr) {
+      return false;
+    }
+    const auto* rows = data + step.first_row;
+    return std::any_of(
+        rows + begin, rows + end, [](uint8_t reset) { return reset != 0; });
+  }
+};
+
+inline Resets bytes_of(const at::Tensor& resets) {
+  return {
+      resets.defined() ? static_cast<const uint8_t*>(resets.const_data_ptr())
+                       : nullptr};
+}
+
+// The h that the steps of a sequence begin with, out of all h and the initial
+// one: rows of state_size.
 template <typename scalar_t>
 struct OldStates {
   const std::vector<SequenceStep>& steps;
   int64_t state_size;
   const scalar_t* states;
   const scalar_t* initial;
-  // Null if there are none. Bytes, for a view of uint8 as bool may hold any.
-  const uint8_t* resets;
+  Resets resets;
 
-  // The states that rows [begin, end) of a step begin with: where they lie
-  // together, or copied to scratch where they lie apart.
-  const scalar_t*
-  rows(int64_t step, int64_t begin, int64_t end, scalar_t* scratch) const {
-    if (begin >= end) {
-      return initial;
-    }
-    const auto carried = steps[step].carried;
-    if (!any_reset(step, begin, end)) {
-      if (end <= carried) {
-        return carried_row(step, begin);
-      }
-      if (begin >= carried) {
-        return initial + begin * state_size;
+  // What rows [begin, end) of a step begin with: where it lies, if it lies
+  // together and is of type to_t, else copied to scratch.
+  template <typename to_t>
+  const to_t* rows(int64_t i, int64_t begin, int64_t end, to_t* scratch) const {
+    const auto& step = steps[i];
+    if constexpr (std::is_same_v<to_t, scalar_t>) {
+      const bool together = end <= step.carried || begin >= step.carried;
+      if (together && !resets.any(step, begin, end)) {
+        return row_of(i, begin);
       }
     }
-    for (int64_t row = begin; row < end; ++row) {
+    for (auto row = begin; row < end; ++row) {
       auto* to = scratch + (row - begin) * state_size;
-      if (any_reset(step, row, row + 1)) {
-        std::fill_n(to, state_size, scalar_t(0));
+      if (resets.any(step, row, row + 1)) {
+        std::fill_n(to, state_size, to_t(0));
       } else {
-        const auto* from =
-            row < carried ? carried_row(step, row) : initial + row * state_size;
-        std::memcpy(to, from, state_size * sizeof(scalar_t));
+        vectorized<ConvertRows<scalar_t, to_t>>()(
+            {row_of(i, row), state_size, state_size, to, state_size}, 0, 1);
       }
     }
     return scratch;
   }
 
-  bool any_reset(int64_t step, int64_t begin, int64_t end) const {
-    if (resets == nullptr) {
-      return false;
-    }
-    const auto* row = resets + steps[step].first_row;
-    return std::any_of(
-        row + begin, row + end, [](uint8_t reset) { return reset != 0; });
-  }
-
  private:
-  const scalar_t* carried_row(int64_t step, int64_t row) const {
-    return states + (steps[step - 1].first_row + row) * state_size;
+  const scalar_t* row_of(int64_t i, int64_t row) const {
+    return row < steps[i].carried
+        ? states + (steps[i - 1].first_row + row) * state_size
+        : initial + row * state_size;
   }
 };
 
-// The cell states of half types, without rounding: the cell forgets nothing, so
-// rounding at each step would lose what is added to a state that has grown. All
-// other types carry on from the results, and have none here.
+// The cell states that two steps begin with, without rounding: the cell forgets
+// nothing, so rounding at each step would lose what is added to a state that
+// has grown.
 template <typename scalar_t>
-class UnroundedCells {
+class OldCells {
  public:
   using opmath_t = at::opmath_type<scalar_t>;
-  static constexpr bool kAny = !std::is_same_v<scalar_t, opmath_t>;
 
-  UnroundedCells(int64_t batch, int64_t state_size, const scalar_t* c0)
-      : state_size_(state_size),
+  OldCells(
+      const std::vector<SequenceStep>& steps,
+      int64_t batch,
+      int64_t state_size,
+      const scalar_t* c0,
+      Resets resets)
+      : steps_(steps),
+        state_size_(state_size),
         size_(batch * state_size),
-        memory_(kAny ? 2 * size_ : 0) {
+        resets_(resets),
+        memory_(2 * size_) {
     // Both: rows of packed sequences may begin at any step.
-    for (int64_t i = 0; kAny && i < 2; ++i) {
+    for (int64_t i = 0; i < 2; ++i) {
       vectorized<ConvertRows<scalar_t, opmath_t>>()(
-          {c0, size_, size_, memory_.data() + i * size_, size_}, 0, 1);
+          {c0, size_, size_, half(i), size_}, 0, 1);
     }
   }
 
-  // Steps take turns to read one half and write the other.
-  opmath_t* before(int64_t step, int64_t row) const {
-    return kAny ? memory_.data() + step % 2 * size_ + row * state_size_
-                : nullptr;
-  }
-
-  opmath_t* after(int64_t step, int64_t row) const {
-    return before(step + 1, row);
-  }
-
-  // Zeroes units [first, last) of the rows in [begin, end) that a step resets.
-  void reset(
-      const OldStates<scalar_t>& states,
-      int64_t step,
-      int64_t begin,
-      int64_t end,
-      int64_t first,
-      int64_t last) const {
-    for (int64_t row = begin; kAny && row < end; ++row) {
-      if (states.any_reset(step, row, row + 1)) {
-        std::fill(before(step, row) + first, before(step, row) + last, 0);
+  // From the first of the rows on. Units [first, last) of those that the step
+  // resets become zero.
+  const opmath_t*
+  before(int64_t i, const Part& rows, int64_t first, int64_t last) const {
+    auto* cells = half(i) + rows.begin * state_size_;
+    for (int64_t row = 0; row < rows.size(); ++row) {
+      const auto of_batch = rows.begin + row;
+      if (resets_.any(steps_[i], of_batch, of_batch + 1)) {
+        auto* cell = cells + row * state_size_;
+        std::fill(cell + first, cell + last, opmath_t(0));
       }
     }
+    return cells;
+  }
+
+  // Where the step leaves them for the next one.
+  opmath_t* after(int64_t i, const Part& rows) const {
+    return half(i + 1) + rows.begin * state_size_;
   }
 
  private:
+  opmath_t* half(int64_t i) const {
+    return memory_.data() + i % 2 * size_;
+  }
+
+  const std::vector<SequenceStep>& steps_;
   const int64_t state_size_;
   const int64_t size_;
+  const Resets resets_;
   const Scratch<opmath_t> memory_;
 };
 

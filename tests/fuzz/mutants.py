@@ -100,8 +100,8 @@ MUTANTS = [
     Mutant(
         "a wrong row of a packed step",
         "csrc/cpu/lltm_sequence_states.h",
-        "if (end <= carried) {",
-        "if (begin < carried) {",
+        "end <= step.carried || begin >= step.carried;",
+        "begin < step.carried || begin >= step.carried;",
     ),
     Mutant(
         "rows carried that have not begun",
@@ -126,6 +126,18 @@ MUTANTS = [
         "csrc/cpu/primitives/dot.h",
         "for (int64_t rest = k; rest < K; ++rest) {",
         "for (int64_t rest = k; rest + 1 < K; ++rest) {",
+    ),
+    Mutant(
+        "a chain of a tile that is not added",
+        "csrc/cpu/primitives/tile.h",
+        "sum += sums[chain][i][j];",
+        "",
+    ),
+    Mutant(
+        "lost rows beyond whole tiles",
+        "csrc/cpu/primitives/tile.h",
+        "for (auto tiles = (end - begin + kMost - 1) / kMost; tiles > 0; --tiles) {",
+        "for (auto tiles = (end - begin) / kMost; tiles > 0; --tiles) {",
     ),
     Mutant(
         "lost sums of few rows",

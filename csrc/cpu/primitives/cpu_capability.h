@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+
 namespace lltm {
 
 enum class CPUCapability { kDefault, kAVX2, kAVX512 };
@@ -7,5 +9,13 @@ enum class CPUCapability { kDefault, kAVX2, kAVX512 };
 // The instructions that ATen uses, so ATEN_CPU_CAPABILITY=default|avx2|avx512
 // in the environment selects them here, too.
 CPUCapability cpu_capability();
+
+// Of a register.
+inline int64_t vector_bytes() {
+  const auto capability = cpu_capability();
+  return capability == CPUCapability::kAVX512 ? 64
+      : capability == CPUCapability::kAVX2    ? 32
+                                              : 16;
+}
 
 } // namespace lltm

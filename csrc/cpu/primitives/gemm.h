@@ -1,8 +1,7 @@
 #pragma once
 
 #include "cpu/choices.h"
-#include "cpu/primitives/lanes.h"
-#include "cpu/primitives/vectorize.h"
+#include "cpu/primitives/product.h"
 
 #include <ATen/OpMathType.h>
 #include <ATen/native/CPUBlas.h>
@@ -31,80 +30,6 @@ int64_t padded_terms(int64_t terms) {
   return kPair<gemm_t> == 2 ? round_up(terms, terms_of_a_tile()) : terms;
 }
 
-// oneDNN has none for float64, and libtorch does not export its BLAS.
-struct GemmFloat64 {
-  int64_t N;
-  int64_t K;
-  const double* A;
-  int64_t lda;
-  const double* B;
-  int64_t ldb;
-  double* C;
-  int64_t ldc;
-  bool accumulate;
-
-  // Rows of C.
-  template <int64_t kBytes>
-  C10_ALWAYS_INLINE void run(int64_t begin, int64_t end) const {
-    int64_t row = begin;
-    for (; row + 4 <= end; row += 4) {
-      some_rows<kBytes, 4>(row);
-    }
-    for (; row < end; ++row) {
-      some_rows<kBytes, 1>(row);
-    }
-  }
-
-  // A scalar loop over K would round in another way than vectors do, so the
-  // last column has a vector, too.
-  template <int64_t kBytes, int64_t kRows>
-  C10_ALWAYS_INLINE void some_rows(int64_t row, int64_t column = 0) const {
-    constexpr auto lanes = Lanes<double, kBytes>::count;
-    constexpr int64_t vectors = kHasManyRegisters<kBytes> ? 4 : 2;
-    for (; column + vectors * lanes <= N; column += vectors * lanes) {
-      tile<kBytes, kRows, vectors, lanes>(row, column);
-    }
-    for (; column + lanes <= N; column += lanes) {
-      tile<kBytes, kRows, 1, lanes>(row, column);
-    }
-    if (column < N) {
-      if constexpr (lanes > 2) {
-        some_rows<kBytes / 2, kRows>(row, column);
-      } else {
-        tile<kBytes, kRows, 1, 1>(row, column);
-      }
-    }
-  }
-
-  // kColumns of each vector.
-  template <int64_t kBytes, int64_t kRows, int64_t kVectors, int64_t kColumns>
-  C10_ALWAYS_INLINE void tile(int64_t row, int64_t column) const {
-    using lanes_t = typename Lanes<double, kBytes>::type;
-    lanes_t sums[kRows][kVectors] = {};
-    for (int64_t i = 0; accumulate && i < kRows; ++i) {
-      for (int64_t j = 0; j < kVectors; ++j) {
-        load_lanes<kColumns>(
-            C + (row + i) * ldc + column + j * kColumns, sums[i][j]);
-      }
-    }
-    for (int64_t k = 0; k < K; ++k) {
-      for (int64_t j = 0; j < kVectors; ++j) {
-        lanes_t b = {};
-        load_lanes<kColumns>(B + k * ldb + column + j * kColumns, b);
-        for (int64_t i = 0; i < kRows; ++i) {
-          sums[i][j] += A[(row + i) * lda + k] * b;
-        }
-      }
-    }
-    for (int64_t i = 0; i < kRows; ++i) {
-      for (int64_t j = 0; j < kVectors; ++j) {
-        store_lanes<kColumns>(
-            sums[i][j], C + (row + i) * ldc + column + j * kColumns);
-      }
-    }
-  }
-};
-
 // Whether this CPU multiplies bfloat16 natively, and oneDNN may use it. Float
 // needs no question: where oneDNN has no kernel, PyTorch takes the BLAS.
 bool has_bfloat16_gemm();
@@ -123,7 +48,8 @@ void gemm(
     int64_t ldc,
     bool accumulate) {
   if constexpr (std::is_same_v<gemm_t, double>) {
-    vectorized<GemmFloat64>()({N, K, A, lda, B, ldb, C, ldc, accumulate}, 0, M);
+    // oneDNN has none for float64, and libtorch does not export its BLAS.
+    multiply<double>(M, N, K, A, lda, B, ldb, C, ldc, accumulate, false);
   } else {
     const auto whole = K / terms_of_a_tile() * terms_of_a_tile();
     const auto first =

@@ -62,31 +62,38 @@ C10_ALWAYS_INLINE void transpose_words(
 }
 #endif
 
+// to [columns, rows] = from [rows, columns].T, of at most kVector each.
 template <typename from_t, typename to_t>
-C10_ALWAYS_INLINE void transpose_tile(
-    const from_t* __restrict__ from,
+C10_ALWAYS_INLINE void transpose_block(
+    const from_t* from,
     int64_t ld_from,
-    to_t* __restrict__ to,
+    int64_t rows,
+    int64_t columns,
+    to_t* to,
     int64_t ld_to) {
+  int64_t whole_rows = 0;
+  int64_t whole_columns = 0;
 #ifdef LLTM_SHUFFLE
   if constexpr (std::is_same_v<from_t, to_t> && sizeof(from_t) == 4) {
-    for (int64_t i = 0; i < kVector; i += 4) {
-      for (int64_t j = 0; j < kVector; j += 4) {
+    whole_rows = rows / 4 * 4;
+    whole_columns = columns / 4 * 4;
+    for (int64_t i = 0; i < whole_columns; i += 4) {
+      for (int64_t j = 0; j < whole_rows; j += 4) {
         transpose_words(
             from + j * ld_from + i, ld_from * 4, to + i * ld_to + j, ld_to * 4);
       }
     }
-    return;
   }
 #endif
-  for (int64_t i = 0; i < kVector; ++i) {
-    for (int64_t j = 0; j < kVector; ++j) {
-      move(from[j * ld_from + i], to[i * ld_to + j]);
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t first = row < whole_rows ? whole_columns : 0;
+    for (int64_t column = first; column < columns; ++column) {
+      move(from[row * ld_from + column], to[column * ld_to + row]);
     }
   }
 }
 
-// to [columns, rows] = from [rows, columns].T
+// Of any size.
 template <typename from_t, typename to_t>
 C10_ALWAYS_INLINE void transpose(
     const from_t* from,
@@ -95,21 +102,15 @@ C10_ALWAYS_INLINE void transpose(
     int64_t columns,
     to_t* to,
     int64_t ld_to) {
-  const int64_t whole_rows = rows / kVector * kVector;
-  const int64_t whole_columns = columns / kVector * kVector;
-  for (int64_t row = 0; row < whole_rows; row += kVector) {
-    for (int64_t column = 0; column < whole_columns; column += kVector) {
-      transpose_tile(
+  for (int64_t row = 0; row < rows; row += kVector) {
+    for (int64_t column = 0; column < columns; column += kVector) {
+      transpose_block(
           from + row * ld_from + column,
           ld_from,
+          std::min(kVector, rows - row),
+          std::min(kVector, columns - column),
           to + column * ld_to + row,
           ld_to);
-    }
-  }
-  for (int64_t row = 0; row < rows; ++row) {
-    const int64_t first = row < whole_rows ? whole_columns : 0;
-    for (int64_t column = first; column < columns; ++column) {
-      move(from[row * ld_from + column], to[column * ld_to + row]);
     }
   }
 }

@@ -11,8 +11,9 @@ try:
     from torch.utils import cpp_extension
 except ModuleNotFoundError:
     raise SystemExit(
-        "my_ops is compiled against the torch that it will run with, and there is none "
-        "here: install torch, then run `pip install --no-build-isolation .`"
+        "my_ops is compiled against the torch that it will run with, and this build sees "
+        "none. pip builds in an environment of its own, which has no torch even where yours has "
+        "one: install torch if it is missing, then run `pip install --no-build-isolation .`"
     ) from None
 
 # pip puts ninja beside python, which need not be on PATH.

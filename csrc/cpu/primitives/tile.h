@@ -1,0 +1,114 @@
+#pragma once
+
+#include "cpu/primitives/lanes.h"
+
+#include <c10/macros/Macros.h>
+
+#include <algorithm>
+#include <cstdint>
+
+// Products on the calling thread, with their sums in registers.
+namespace lltm {
+
+// Terms of one chain of additions. So few keep the error below twice that of
+// PyTorch's products, and three vectors of B for all of them within L1.
+constexpr int64_t kTerms = 256;
+
+// C [kRows, kVectors vectors] = A @ B, or C += A @ B. The sums are a local
+// array of the function that has the loop: gcc keeps any other in memory. Each
+// consists of kChains sums, over terms in turn.
+template <
+    typename T,
+    int64_t kBytes,
+    int64_t kRows,
+    int64_t kVectors,
+    int64_t kChains>
+C10_ALWAYS_INLINE void tile(
+    int64_t K,
+    const T* A,
+    int64_t lda,
+    const T* B,
+    int64_t ldb,
+    T* C,
+    int64_t ldc,
+    bool accumulate) {
+  using lanes_t = typename Lanes<T, kBytes>::type;
+  constexpr auto lanes = Lanes<T, kBytes>::count;
+  lanes_t sums[kChains][kRows][kVectors] = {};
+  int64_t k = 0;
+  for (; k + kChains <= K; k += kChains) {
+#pragma GCC unroll 4
+    for (int64_t chain = 0; chain < kChains; ++chain) {
+      lanes_t b[kVectors];
+#pragma GCC unroll 4
+      for (int64_t j = 0; j < kVectors; ++j) {
+        load_lanes(B + (k + chain) * ldb + j * lanes, b[j]);
+      }
+#pragma GCC unroll 16
+      for (int64_t i = 0; i < kRows; ++i) {
+        const T a = A[i * lda + k + chain];
+#pragma GCC unroll 4
+        for (int64_t j = 0; j < kVectors; ++j) {
+          sums[chain][i][j] += a * b[j];
+        }
+      }
+    }
+  }
+  for (; k < K; ++k) {
+#pragma GCC unroll 4
+    for (int64_t j = 0; j < kVectors; ++j) {
+      lanes_t b;
+      load_lanes(B + k * ldb + j * lanes, b);
+#pragma GCC unroll 16
+      for (int64_t i = 0; i < kRows; ++i) {
+        sums[0][i][j] += A[i * lda + k] * b;
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int64_t i = 0; i < kRows; ++i) {
+#pragma GCC unroll 4
+    for (int64_t j = 0; j < kVectors; ++j) {
+      lanes_t sum = sums[0][i][j];
+#pragma GCC unroll 4
+      for (int64_t chain = 1; chain < kChains; ++chain) {
+        sum += sums[chain][i][j];
+      }
+      T* c = C + i * ldc + j * lanes;
+      if (accumulate) {
+        lanes_t before;
+        load_lanes(c, before);
+        sum += before;
+      }
+      store_lanes(sum, c);
+    }
+  }
+}
+
+// Rows of A whose sums fit in registers.
+template <int64_t kBytes, int64_t kVectors>
+constexpr int64_t kTileRows =
+    std::min<int64_t>(8, (kHasManyRegisters<kBytes> ? 24 : 12) / kVectors);
+
+// Calls body.rows<n>(first row) for all rows in [begin, end), with the fewest
+// tiles of at most kMost rows, as equal as they can be.
+template <int64_t kMost, typename Body>
+C10_ALWAYS_INLINE void tile_of(int64_t rows, const Body& body, int64_t first) {
+  if constexpr (kMost > 1) {
+    if (rows < kMost) {
+      return tile_of<kMost - 1>(rows, body, first);
+    }
+  }
+  body.template rows<kMost>(first);
+}
+
+template <int64_t kMost, typename Body>
+C10_ALWAYS_INLINE void in_tiles(int64_t begin, int64_t end, const Body& body) {
+  for (auto tiles = (end - begin + kMost - 1) / kMost; tiles > 0; --tiles) {
+    const auto rows = (end - begin + tiles - 1) / tiles;
+    tile_of<kMost>(rows, body, begin);
+    begin += rows;
+  }
+}
+
+} // namespace lltm
