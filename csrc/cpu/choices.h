@@ -295,47 +295,13 @@ constexpr int64_t kRowsOfABackwardChunk = 1024;
 constexpr int64_t backward_panel(int64_t state_size) {
   return state_size >= 512 ? 64 : 32;
 }
-// Products of a step that are made before their gates are computed: as many as
-// fit in L1, for gates of few rows have little to do at once.
-constexpr int64_t kProductsInL1 = 4096;
-// With so many rows or more, the states of the next block are fetched while the
-// gates of a block are computed. On the Xeon 64x64x256x256 takes 5 % less time,
-// and 77x12x96x192 would take 3 % more. On Zen 4 neither changes.
-constexpr int64_t kRowsWorthFetching = 16;
-
 // Steps take the blocks of weights in alternating order, so a step begins with
 // the blocks that the step before it has left in the cache. On the Xeon
 // 50x1x1024x1024 takes 8 % less time on one thread and 17 % on two, and
-// 100x1x512x512 35 % less on one.
-constexpr bool takes_blocks_in_order(int64_t step) {
-  return step % 2 == 0;
-}
-// The block that a step takes as its i-th.
+// 100x1x512x512 35 % less on one. This is the block that a step takes as its
+// i-th.
 constexpr int64_t block_in_turn(int64_t step, int64_t i, int64_t blocks) {
-  return takes_blocks_in_order(step) ? i : blocks - 1 - i;
-}
-
-// Vectors of hidden units of a block. Narrow blocks of weights leave more of L1
-// to the rows that they are multiplied with: with AVX-512, 64x64x256x512 takes
-// 7 % less time with one vector than with two on the Xeon, 3 % less on Zen 4,
-// and 20x64x1024x1024 takes 12 % less on Zen 4. One vector is slower by 15 %
-// with AVX2, and for gates of few rows. Not measured on Zen 5. Weights in
-// bfloat16 take half the room, and their gates are computed in whole registers
-// of 32 elements: there, two vectors take 4 to 19 % less time on the Xeon. With
-// AVX2, 32 rows or more and up to 512 units, four vectors take up to 10 % less
-// time on Zen 4 (1 % at 64x64x256x512; 20x64x1024x1024 would take 3 % more on
-// two threads), but not where the threads get unequal numbers of blocks.
-inline int64_t
-vectors_of_a_block(int64_t batch, int64_t state_size, int64_t element_size) {
-  if (cpu_capability() == CPUCapability::kAVX512) {
-    return batch >= 16 && element_size >= 4 ? 1 : 2;
-  }
-  const bool is_even =
-      at::divup(state_size, 4 * kVector) % at::get_num_threads() == 0;
-  return cpu_capability() == CPUCapability::kAVX2 && batch >= 32 &&
-          state_size <= 512 && element_size == 4 && is_even
-      ? 4
-      : 2;
+  return step % 2 == 0 ? i : blocks - 1 - i;
 }
 
 // Rows of the batch that each thread must have to take all weights by itself:

@@ -122,31 +122,21 @@ struct ForwardPointwise {
   template <bool write_gates, bool unrounded>
   C10_ALWAYS_INLINE void write_rows(int64_t begin, int64_t end) const {
     const auto& p = products;
-    const auto* block = p.data;
-    for (auto unit = p.first_unit; unit < p.end_unit; unit += p.ld) {
-      const auto size = std::min(p.ld, p.end_unit - unit);
-      for (int64_t row = begin; row < end; ++row) {
-        if (p.to_next_units != 0) {
-          prefetch<write_gates, unrounded>(row, unit + p.to_next_units);
-        }
-        write_units<write_gates, unrounded>(
-            units<write_gates, unrounded>(row, unit, block + row * 3 * p.ld),
-            size);
-      }
-      block += p.stride;
+    const auto size = p.end_unit - p.first_unit;
+    for (int64_t row = begin; row < end; ++row) {
+      write_units<write_gates, unrounded>(
+          units<write_gates, unrounded>(row), size);
     }
   }
 
   template <bool write_gates, bool unrounded>
-  C10_ALWAYS_INLINE Units<scalar_t> units(
-      int64_t row_of_products,
-      int64_t unit,
-      const opmath_t* first_product) const {
+  C10_ALWAYS_INLINE Units<scalar_t> units(int64_t row_of_products) const {
     const auto& a = pointers;
+    const auto unit = products.first_unit;
     const auto row = products.first_row + row_of_products;
     const auto at = row * a.state_size + unit;
     return {
-        first_product,
+        products.data + row_of_products * 3 * products.ld,
         products.ld,
         a.bias + unit,
         unrounded ? nullptr : a.old_cell + at,
@@ -156,26 +146,6 @@ struct ForwardPointwise {
         unrounded ? a.unrounded_old_cell + at : nullptr,
         unrounded ? a.unrounded_new_cell + at : nullptr,
         a.state_size};
-  }
-
-  // Fetches a cache line of each tensor. So few units of a row are computed at
-  // a time that the processor does not foresee the next ones. Addresses outside
-  // of the row do no harm.
-  template <bool write_gates, bool unrounded>
-  C10_ALWAYS_INLINE void prefetch(int64_t row_of_products, int64_t unit) const {
-    const auto next =
-        units<write_gates, unrounded>(row_of_products, unit, nullptr);
-    __builtin_prefetch(next.new_h, 1);
-    __builtin_prefetch(next.new_cell, 1);
-    if constexpr (unrounded) {
-      __builtin_prefetch(next.unrounded_old_cell);
-      __builtin_prefetch(next.unrounded_new_cell, 1);
-    } else {
-      __builtin_prefetch(next.old_cell);
-    }
-    for (int64_t gate = 0; write_gates && gate < 3; ++gate) {
-      __builtin_prefetch(next.gates + gate * next.state_size, 1);
-    }
   }
 
   // Computes whole vectors. If size is not a multiple, the last vector overlaps

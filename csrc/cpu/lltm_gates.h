@@ -102,7 +102,8 @@ struct Gates {
     }
   }
 
-  // As one vector: what is written by halves waits until it can be read whole.
+  // It copies one whole vector: gcc would copy an array in parts of 16 bytes,
+  // and the load of a vector waits until such parts are in the cache.
   template <int64_t kUnits, typename T>
   static C10_ALWAYS_INLINE void copy(const T* from, T* to) {
     typename Lanes<uint8_t, kUnits * sizeof(T)>::type lanes;

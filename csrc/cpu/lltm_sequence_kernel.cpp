@@ -1,5 +1,6 @@
 #include "cpu/lltm_empty_gradients.h"
 #include "cpu/lltm_sequence_backward.h"
+#include "cpu/lltm_sequence_states.h"
 #include "ops/dispatch.h"
 #include "ops/lltm_sequence.h"
 #include "ops/lltm_sequence_checks.h"
@@ -11,15 +12,6 @@
 namespace lltm {
 
 namespace {
-
-const uint8_t* bytes_or_null(const at::Tensor& resets) {
-  return resets.defined() ? static_cast<const uint8_t*>(resets.const_data_ptr())
-                          : nullptr;
-}
-
-at::Tensor contiguous_or_none(const OptionalTensor& tensor) {
-  return tensor ? tensor->contiguous() : at::Tensor();
-}
 
 BackwardResult sequence_backward_kernel(const SequenceBackwardArguments& a) {
   check_arguments(a);
@@ -39,7 +31,7 @@ BackwardResult sequence_backward_kernel(const SequenceBackwardArguments& a) {
   const auto input_ = a.input.expect_contiguous();
   const auto weights_ = a.weights.expect_contiguous();
   const auto h0_ = a.h0.expect_contiguous();
-  const auto resets_ = contiguous_or_none(a.resets);
+  const auto resets_ = a.resets ? a.resets->contiguous() : at::Tensor();
   AT_DISPATCH_FLOATING_TYPES_AND2(
       at::kHalf,
       at::kBFloat16,
@@ -58,7 +50,7 @@ BackwardResult sequence_backward_kernel(const SequenceBackwardArguments& a) {
             input_->const_data_ptr<scalar_t>(),
             weights_->const_data_ptr<scalar_t>(),
             h0_->const_data_ptr<scalar_t>(),
-            bytes_or_null(resets_),
+            bytes_of(resets_).data,
             pointer_or_null<scalar_t>(d_input),
             pointer_or_null<scalar_t>(d_weights),
             pointer_or_null<scalar_t>(d_bias),

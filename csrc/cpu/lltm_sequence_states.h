@@ -16,8 +16,9 @@
 
 namespace lltm {
 
-// Null if there are none. Bytes, for a view of uint8 as bool may hold any.
+// Which rows begin a new sequence.
 struct Resets {
+  // Null if there are none. Bytes, for a view of uint8 as bool may hold any.
   const uint8_t* data;
 
   bool any(const SequenceStep& step, int64_t begin, int64_t end) const {
@@ -118,7 +119,7 @@ class OldCells {
     return cells;
   }
 
-  // Where the step leaves them for the next one.
+  // The place where the step leaves them for the next one.
   opmath_t* after(int64_t i, const Part& rows) const {
     return half(i + 1) + rows.begin * state_size_;
   }

@@ -31,17 +31,6 @@ C10_ALWAYS_INLINE void store_lanes(const Lanes& lanes, T* to) {
   std::memcpy(to, &lanes, sizeof(lanes));
 }
 
-// The first kCount lanes; the others are left as they are.
-template <int64_t kCount, typename T, typename Lanes>
-C10_ALWAYS_INLINE void load_lanes(const T* from, Lanes& lanes) {
-  std::memcpy(&lanes, from, kCount * sizeof(T));
-}
-
-template <int64_t kCount, typename T, typename Lanes>
-C10_ALWAYS_INLINE void store_lanes(const Lanes& lanes, T* to) {
-  std::memcpy(to, &lanes, kCount * sizeof(T));
-}
-
 // The sum of all lanes, by halves.
 template <typename T, int64_t kBytes>
 C10_ALWAYS_INLINE T add_lanes(const typename Lanes<T, kBytes>::type& lanes) {

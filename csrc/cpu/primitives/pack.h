@@ -93,7 +93,7 @@ C10_ALWAYS_INLINE void transpose_block(
   }
 }
 
-// Of any size.
+// The same for matrices of any size.
 template <typename from_t, typename to_t>
 C10_ALWAYS_INLINE void transpose(
     const from_t* from,

@@ -10,10 +10,6 @@
 // Products on the calling thread, with their sums in registers.
 namespace lltm {
 
-// Terms of one chain of additions. So few keep the error below twice that of
-// PyTorch's products, and three vectors of B for all of them within L1.
-constexpr int64_t kTerms = 256;
-
 // C [kRows, kVectors vectors] = A @ B, or C += A @ B. The sums are a local
 // array of the function that has the loop: gcc keeps any other in memory. Each
 // consists of kChains sums, over terms in turn.
