@@ -120,6 +120,7 @@ struct Gates {
     } else {
       std::copy_n(from, units, values);
     }
+#pragma GCC unroll 1
     for (int64_t i = 0; i < kUnits; ++i) {
       to[i] = load(values[i]);
     }
@@ -129,6 +130,7 @@ struct Gates {
   static C10_ALWAYS_INLINE void
   write(const opmath_t (&from)[kUnits], int64_t units, to_t* to) {
     to_t values[kUnits];
+#pragma GCC unroll 1
     for (int64_t i = 0; i < kUnits; ++i) {
       store(from[i], values[i]);
     }
