@@ -20,7 +20,7 @@ struct States {
   using opmath_t = at::opmath_type<scalar_t>;
 
   int64_t state_size;
-  const scalar_t* bias;
+  const opmath_t* bias;
   const opmath_t* old_cell;
   opmath_t* next_cell; // not rounded; null: not wanted
   scalar_t* new_h;
@@ -39,54 +39,50 @@ struct Gates {
   int64_t first_unit;
   int64_t end_unit;
 
-  // Rows.
+  // Rows. Of half types, a vector of results is two of opmath_t where a panel
+  // has as many units: a chain of operations is long, and two run side by side.
   template <int64_t kBytes>
   C10_ALWAYS_INLINE void run(int64_t begin, int64_t end) const {
-    constexpr auto kUnits = Lanes<opmath_t, kBytes>::count;
-    for (auto unit = first_unit; unit < end_unit; unit += kUnits) {
-      some_units<kUnits>(unit, std::min(kUnits, end_unit - unit), begin, end);
+    constexpr auto lanes = Lanes<opmath_t, kBytes>::count;
+    if constexpr (!std::is_same_v<scalar_t, opmath_t>) {
+      if (ld == 2 * lanes) {
+        return all_units<2 * lanes>(begin, end);
+      }
     }
+    all_units<lanes>(begin, end);
   }
 
  private:
   template <int64_t kUnits>
-  C10_ALWAYS_INLINE void
-  some_units(int64_t unit, int64_t units, int64_t begin, int64_t end) const {
-    const auto& s = states;
-    opmath_t bias[3][kUnits] = {};
-    for (int64_t gate = 0; gate < 3; ++gate) {
-      read(s.bias + gate * s.state_size + unit, units, bias[gate]);
-    }
+  C10_ALWAYS_INLINE void all_units(int64_t begin, int64_t end) const {
     for (auto row = begin; row < end; ++row) {
-      const auto at = row * s.state_size + unit;
-      opmath_t gates[3][kUnits], cell[kUnits], h[kUnits];
-      for (int64_t gate = 0; gate < 3; ++gate) {
-        const auto* from = products + (3 * row + gate) * ld + unit - first_unit;
-        copy<kUnits>(from, gates[gate]);
-      }
-      read(s.old_cell + at, units, cell);
-      compute(bias, gates, cell, h);
-      write(h, units, s.new_h + at);
-      write(cell, units, s.new_cell + at);
-      if (s.next_cell != nullptr) {
-        write(cell, units, s.next_cell + at);
-      }
-      for (int64_t gate = 0; s.gates != nullptr && gate < 3; ++gate) {
-        auto* to = s.gates + (3 * row + gate) * s.state_size + unit;
-        write(gates[gate], units, to);
+      for (auto unit = first_unit; unit < end_unit; unit += kUnits) {
+        const auto units = std::min(kUnits, end_unit - unit);
+        if (states.gates == nullptr) {
+          some_units<kUnits, false>(row, unit, units);
+        } else {
+          some_units<kUnits, true>(row, unit, units);
+        }
       }
     }
   }
 
-  // On arrays of the caller's own: a store through any other pointer might
-  // change the limits of gate_math.h, for all that gcc knows, and it would not
-  // vectorise the loop.
-  template <int64_t kUnits>
-  static C10_ALWAYS_INLINE void compute(
-      const opmath_t (&bias)[3][kUnits],
-      opmath_t (&gates)[3][kUnits],
-      opmath_t (&cell)[kUnits],
-      opmath_t (&h)[kUnits]) {
+  template <int64_t kUnits, bool kWritesGates>
+  C10_ALWAYS_INLINE void some_units(int64_t row, int64_t unit, int64_t units)
+      const {
+    const auto& s = states;
+    const auto at = row * s.state_size + unit;
+    opmath_t bias[3][kUnits], gates[3][kUnits], cell[kUnits];
+    scalar_t new_gates[3][kUnits], new_cell[kUnits], new_h[kUnits];
+    for (int64_t gate = 0; gate < 3; ++gate) {
+      const auto* from = products + (3 * row + gate) * ld + unit - first_unit;
+      copy<kUnits>(from, gates[gate]);
+      read(s.bias + gate * s.state_size + unit, units, bias[gate]);
+    }
+    read(s.old_cell + at, units, cell);
+    // On arrays of its own: a store through any other pointer might change the
+    // limits of gate_math.h, for all that gcc knows, and it would not vectorise
+    // the loop.
 #pragma GCC ivdep
     for (int64_t i = 0; i < kUnits; ++i) {
       const auto out = cell_forward<opmath_t>(
@@ -94,11 +90,23 @@ struct Gates {
           gates[1][i] + bias[1][i],
           gates[2][i] + bias[2][i],
           cell[i]);
-      gates[0][i] = out.input_gate;
-      gates[1][i] = out.output_gate;
-      gates[2][i] = out.candidate;
       cell[i] = out.new_cell;
-      h[i] = out.new_h;
+      store(out.new_h, new_h[i]);
+      store(out.new_cell, new_cell[i]);
+      if constexpr (kWritesGates) {
+        store(out.input_gate, new_gates[0][i]);
+        store(out.output_gate, new_gates[1][i]);
+        store(out.candidate, new_gates[2][i]);
+      }
+    }
+    write(new_h, units, s.new_h + at);
+    write(new_cell, units, s.new_cell + at);
+    if (s.next_cell != nullptr) {
+      write(cell, units, s.next_cell + at);
+    }
+    for (int64_t gate = 0; kWritesGates && gate < 3; ++gate) {
+      auto* to = s.gates + (3 * row + gate) * s.state_size + unit;
+      write(new_gates[gate], units, to);
     }
   }
 
@@ -111,33 +119,23 @@ struct Gates {
     store_lanes(lanes, to);
   }
 
-  template <typename from_t, int64_t kUnits>
+  template <int64_t kUnits>
   static C10_ALWAYS_INLINE void
-  read(const from_t* from, int64_t units, opmath_t (&to)[kUnits]) {
-    from_t values[kUnits] = {};
+  read(const opmath_t* from, int64_t units, opmath_t (&to)[kUnits]) {
     if (units == kUnits) {
-      copy<kUnits>(from, values);
+      copy<kUnits>(from, to);
     } else {
-      std::copy_n(from, units, values);
-    }
-#pragma GCC unroll 1
-    for (int64_t i = 0; i < kUnits; ++i) {
-      to[i] = load(values[i]);
+      std::fill_n(std::copy_n(from, units, to), kUnits - units, opmath_t(0));
     }
   }
 
-  template <typename to_t, int64_t kUnits>
+  template <typename T, int64_t kUnits>
   static C10_ALWAYS_INLINE void
-  write(const opmath_t (&from)[kUnits], int64_t units, to_t* to) {
-    to_t values[kUnits];
-#pragma GCC unroll 1
-    for (int64_t i = 0; i < kUnits; ++i) {
-      store(from[i], values[i]);
-    }
+  write(const T (&from)[kUnits], int64_t units, T* to) {
     if (units == kUnits) {
-      copy<kUnits>(values, to);
+      copy<kUnits>(from, to);
     } else {
-      std::copy_n(values, units, to);
+      std::copy_n(from, units, to);
     }
   }
 };

@@ -62,7 +62,23 @@ C10_ALWAYS_INLINE void transpose_words(
 }
 #endif
 
-// to [columns, rows] = from [rows, columns].T, of at most kVector each.
+// to [columns, rows] = from [rows, columns].T
+template <typename from_t, typename to_t>
+C10_ALWAYS_INLINE void transpose_elements(
+    const from_t* __restrict__ from,
+    int64_t ld_from,
+    int64_t rows,
+    int64_t columns,
+    to_t* __restrict__ to,
+    int64_t ld_to) {
+  for (int64_t column = 0; column < columns; ++column) {
+    for (int64_t row = 0; row < rows; ++row) {
+      move(from[row * ld_from + column], to[column * ld_to + row]);
+    }
+  }
+}
+
+// The same, of at most kVector rows and columns.
 template <typename from_t, typename to_t>
 C10_ALWAYS_INLINE void transpose_block(
     const from_t* from,
@@ -71,25 +87,37 @@ C10_ALWAYS_INLINE void transpose_block(
     int64_t columns,
     to_t* to,
     int64_t ld_to) {
-  int64_t whole_rows = 0;
-  int64_t whole_columns = 0;
 #ifdef LLTM_SHUFFLE
   if constexpr (std::is_same_v<from_t, to_t> && sizeof(from_t) == 4) {
-    whole_rows = rows / 4 * 4;
-    whole_columns = columns / 4 * 4;
+    const auto whole_rows = rows / 4 * 4;
+    const auto whole_columns = columns / 4 * 4;
     for (int64_t i = 0; i < whole_columns; i += 4) {
       for (int64_t j = 0; j < whole_rows; j += 4) {
         transpose_words(
             from + j * ld_from + i, ld_from * 4, to + i * ld_to + j, ld_to * 4);
       }
     }
+    transpose_elements(
+        from + whole_columns,
+        ld_from,
+        whole_rows,
+        columns - whole_columns,
+        to + whole_columns * ld_to,
+        ld_to);
+    return transpose_elements(
+        from + whole_rows * ld_from,
+        ld_from,
+        rows - whole_rows,
+        columns,
+        to + whole_rows,
+        ld_to);
   }
 #endif
-  for (int64_t row = 0; row < rows; ++row) {
-    const int64_t first = row < whole_rows ? whole_columns : 0;
-    for (int64_t column = first; column < columns; ++column) {
-      move(from[row * ld_from + column], to[column * ld_to + row]);
-    }
+  // With limits that gcc knows, it makes vectors of this.
+  if (rows == kVector && columns == kVector) {
+    transpose_elements(from, ld_from, kVector, kVector, to, ld_to);
+  } else {
+    transpose_elements(from, ld_from, rows, columns, to, ld_to);
   }
 }
 
