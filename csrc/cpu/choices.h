@@ -210,12 +210,10 @@ constexpr int64_t kWeightsBlock = 24576;
 // 64x1024x1024; at 512x512x512 it would take 13 % more with 512. In bfloat16,
 // 256 columns take 30 % less time than 2048 at 8x1024x1024. On Zen 4 training
 // takes 21 % less at 16x1x1000, and the same at larger shapes. A power of two:
-// few sizes, for oneDNN generates a kernel for each. One row of the batch takes
-// no kernel of oneDNN's, and d_weights is written best in whole rows: with 2048
-// columns, 1x2048x512 takes twice the time on Zen 4.
+// few sizes, for oneDNN generates a kernel for each.
 inline int64_t weights_panel(int64_t batch, int64_t element_size) {
   const int64_t elements = element_size == 2 ? 16384 : 32768;
-  const int64_t most = element_size == 2 ? 256 : batch == 1 ? 16384 : 2048;
+  const int64_t most = element_size == 2 ? 256 : 2048;
   int64_t width = 64;
   while (2 * width <= most && 2 * width * batch <= elements) {
     width *= 2;
@@ -226,43 +224,6 @@ inline int64_t weights_panel(int64_t batch, int64_t element_size) {
 // others were not faster on the Xeon.
 constexpr int64_t kUnitsOfABackwardBlock = 64;
 
-// How d_input or d_old_h is computed: in blocks of so many columns, with chains
-// of so many terms, and with packed weights or with weights as they lie. Half
-// types are always packed: they are converted, or multiplied in pairs.
-struct ColumnBlocks {
-  int64_t columns;
-  int64_t terms;
-  bool packed;
-};
-// Measured on the Xeon, against blocks of 48 columns with chains of kMaxK
-// terms. On Zen 4 other sizes of packed blocks are within 5 %.
-template <typename scalar_t, typename gemm_t>
-ColumnBlocks column_blocks(int64_t batch, int64_t features, int64_t columns) {
-  constexpr int64_t kPage = 4096 / sizeof(scalar_t);
-  // Many rows use a block again, and unpacked rows that collide fall on the
-  // same sets of L2, too: 256x1024x1024 takes 48 % less time, 256x512x1000 19
-  // %. In bfloat16, 512 columns take 21 % less there than 128.
-  if (batch >= 128) {
-    const int64_t most = sizeof(gemm_t) == 2 ? 512 : 128;
-    return {size_of_a_block(columns, most), 512, true};
-  }
-  // Few rows use each weight once or twice, so long runs of the weights are
-  // read: in bfloat16 1x2048x2048 takes 39 % less time than with 128 columns
-  // and 512 terms, 64x1024x1024 11 %.
-  if (sizeof(scalar_t) == 2) {
-    return {size_of_a_block(columns, 1024), 128, true};
-  }
-  // The processor fetches ahead within a page: 16x512x512 takes 13 % less time.
-  // With 32 terms for fewer columns, 33x100x1000 would take 31 % more on two
-  // threads; with shorter rows, others 8 % more. By the columns, not by the
-  // width of a block, which depends on the number of threads: other chains
-  // would give other results.
-  if (features >= kPage) {
-    const auto pages = std::min<int64_t>(columns / kPage, 2);
-    return {size_of_a_block(columns, 1024), 128 >> pages, false};
-  }
-  return {size_of_a_block(columns, 48), 512, false};
-}
 // Rows of d_input and d_old_h that are computed as one task: the products of
 // types that are converted need memory.
 constexpr int64_t kRowsOfATask = 1024;

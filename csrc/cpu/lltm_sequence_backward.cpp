@@ -1,7 +1,7 @@
 #include "cpu/lltm_sequence_backward.h"
 
 #include "cpu/choices.h"
-#include "cpu/lltm_backward_gemm.h"
+#include "cpu/lltm_gradients.h"
 #include "cpu/lltm_sequence_states.h"
 #include "cpu/primitives/convert.h"
 #include "cpu/primitives/gemm.h"
@@ -88,7 +88,6 @@ class SequenceBackwardRecurrence {
   explicit SequenceBackwardRecurrence(
       const SequenceBackwardPointers<scalar_t>& pointers)
       : a_(pointers),
-        width_(backward_panel(a_.state_size)),
         panels_(at::divup(a_.state_size, width_)),
         shape_(shape()),
         weights_(packs_ ? panels_ * width_ * size_k_ : 0),
@@ -99,7 +98,7 @@ class SequenceBackwardRecurrence {
     pack();
   }
 
-  // d_gates [chunk.rows, size_k].
+  // d_gates [chunk.rows, ld].
   void run(const SequenceChunk& chunk, gemm_t* d_gates) const {
     run_team(shape_.slots(), [&](int64_t begin, int64_t end, Barrier& barrier) {
       run(chunk, d_gates, begin, end, barrier);
@@ -169,7 +168,7 @@ class SequenceBackwardRecurrence {
       Barrier& barrier) const {
     for (int64_t step = chunk.end - 1; step >= chunk.begin; --step) {
       auto* d_gates_of_step =
-          d_gates + (a_.steps[step].first_row - chunk.first_row) * size_k_;
+          d_gates + (a_.steps[step].first_row - chunk.first_row) * ld_;
       for (int64_t i = begin; i < end; ++i) {
         pointwise(rows_of(i, step), panels_of(i), step, d_gates_of_step);
       }
@@ -211,7 +210,7 @@ class SequenceBackwardRecurrence {
          a_.cells + first,
          a_.gates + 3 * first,
          d_gates,
-         size_k_,
+         ld_,
          d_h_.data(),
          d_cell_.data()},
         rows.begin,
@@ -231,24 +230,40 @@ class SequenceBackwardRecurrence {
       const auto i = panels.begin + block_in_turn(step, j, panels.size());
       const auto unit = i * width_;
       const auto units = std::min(width_, a_.state_size - unit);
-      for (int64_t k = 0; k < size_k_; k += kMaxK<gemm_t>) {
-        const gemm_t* B = nullptr;
-        if (packs_) {
-          B = panel(i) + k * width_;
-        } else if constexpr (!kConverts) {
-          B = a_.weights + k * a_.features() + unit;
+      const auto* A = d_gates + rows.begin * ld_;
+      auto* C = d_h_.data() + rows.begin * a_.state_size + unit;
+      if constexpr (kPair<gemm_t> == 2) {
+        for (int64_t k = 0; k < size_k_; k += kMaxK<gemm_t>) {
+          gemm_of_rows<gemm_t>(
+              rows.size(),
+              units,
+              std::min(kMaxK<gemm_t>, size_k_ - k),
+              A + k,
+              ld_,
+              panel(i) + k * width_,
+              width_,
+              C,
+              a_.state_size,
+              k > 0);
         }
-        gemm_of_rows<gemm_t>(
+      } else {
+        const gemm_t* B = panel(i);
+        if constexpr (!kConverts) {
+          B = packs_ ? B : a_.weights + unit;
+        }
+        lltm::multiply<gemm_t>(
             rows.size(),
             units,
-            std::min(kMaxK<gemm_t>, size_k_ - k),
-            d_gates + rows.begin * size_k_ + k,
             size_k_,
+            A,
+            ld_,
             B,
             packs_ ? width_ : a_.features(),
-            d_h_.data() + rows.begin * a_.state_size + unit,
+            C,
             a_.state_size,
-            k > 0);
+            false,
+            a_.batch,
+            packs_);
       }
     }
   }
@@ -270,10 +285,15 @@ class SequenceBackwardRecurrence {
   }
 
   const SequenceBackwardPointers<scalar_t>& a_;
-  const int64_t size_k_ = padded_terms<gemm_t>(3 * a_.state_size);
+  const int64_t ld_ = leading_dimension<gemm_t>(3 * a_.state_size);
+  const int64_t size_k_ = kPair<gemm_t> == 2
+      ? terms_of<gemm_t>(3 * a_.state_size)
+      : 3 * a_.state_size;
   const bool packs_ =
       kConverts || a_.steps.size() >= kStepsWorthPackingBackward;
-  const int64_t width_;
+  const int64_t width_ = kPair<gemm_t> == 2
+      ? backward_panel(a_.state_size)
+      : 3 * vector_bytes() / int64_t(sizeof(gemm_t));
   const int64_t panels_;
   const TeamShape shape_;
   const Scratch<gemm_t> weights_;
@@ -295,21 +315,16 @@ class SequenceBackward {
     SequenceBackwardRecurrence<scalar_t, gemm_t> recurrence(a_);
     const Sums sums(a_);
     const auto units = 3 * a_.state_size;
-    const auto ld = padded_terms<gemm_t>(units);
     const auto most = most_rows(chunks_);
-    const Scratch<gemm_t> rows(most * ld);
+    const Scratch<gemm_t> rows(most * leading_dimension<gemm_t>(units));
     const Scratch<gemm_t> columns(
-        wants_columns_ ? units * padded_batch<gemm_t>(most) : 0);
+        wants_columns_ ? units * leading_dimension<gemm_t>(most) : 0);
     const Scratch<scalar_t> old_h(
         a_.d_weights == nullptr ? 0 : rows_to_gather() * a_.state_size);
     for (auto chunk = chunks_.rbegin(); chunk != chunks_.rend(); ++chunk) {
       const GateGradients<gemm_t> d_gates{
-          rows.data(),
-          ld,
-          wants_columns_ ? columns.data() : nullptr,
-          units,
-          padded_batch<gemm_t>(chunk->rows)};
-      d_gates.zero_padding(chunk->rows);
+          chunk->rows, units, rows.data(), columns.data()};
+      d_gates.zero_padding();
       recurrence.run(*chunk, rows.data());
       multiply(*chunk, d_gates, old_h.data(), sums, chunk != chunks_.rbegin());
     }
@@ -373,56 +388,43 @@ class SequenceBackward {
       bool accumulate) const {
     const CellSizes sizes{chunk.rows, a_.input_features, a_.state_size};
     if (wants_columns_) {
-      transpose_columns(chunk, d_gates);
+      transpose_columns(d_gates);
     }
     if (sums.d_bias != nullptr) {
-      sum_columns(d_gates, chunk.rows, sums.d_bias, accumulate);
+      bias_gradient(d_gates, sums.d_bias, accumulate);
     }
+    const auto* input = a_.input + chunk.first_row * a_.input_features;
     if (sums.d_weights != nullptr) {
-      BackwardWeights<scalar_t, gemm_t, opmath_t>(
-          sizes,
-          d_gates,
-          old_h(chunk, old_h_scratch),
-          a_.input + chunk.first_row * a_.input_features,
-          sums.d_weights,
-          accumulate)
-          .run();
+      const auto* h = old_h(chunk, old_h_scratch);
+      weights_gradient(sizes, d_gates, h, input, sums.d_weights, accumulate);
     }
     if (a_.d_input != nullptr) {
-      BackwardColumns<scalar_t, gemm_t>(
+      rows_gradient(
           sizes,
           d_gates,
-          a_.weights,
-          a_.state_size,
+          a_.weights + a_.state_size,
           a_.input_features,
-          a_.d_input + chunk.first_row * a_.input_features)
-          .run();
+          a_.d_input + chunk.first_row * a_.input_features);
     }
   }
 
-  void transpose_columns(
-      const SequenceChunk& chunk,
-      const GateGradients<gemm_t>& d_gates) const {
+  static void transpose_columns(const GateGradients<gemm_t>& d_gates) {
     at::parallel_for(
         0,
-        at::divup(chunk.rows, kVector),
+        at::divup(d_gates.batch, kVector),
         grain_size(kVector * d_gates.units / kPackedPerNanosecond),
         [&](int64_t begin, int64_t end) {
-          for (int64_t i = begin; i < end; ++i) {
-            const auto row = i * kVector;
-            const auto first = row / kMaxK<gemm_t> * kMaxK<gemm_t>;
-            const auto ld = d_gates.ld(first);
-            const auto count = std::min(kVector, chunk.rows - row);
-            vectorized<PackTransposed<gemm_t, gemm_t>>()(
-                {d_gates.rows + row * d_gates.ld_rows,
-                 d_gates.ld_rows,
-                 count,
-                 count,
-                 d_gates.block(first) + row - first,
-                 ld},
-                0,
-                d_gates.units);
-          }
+          const auto first = begin * kVector;
+          const auto rows = std::min(end * kVector, d_gates.batch) - first;
+          vectorized<PackTransposed<gemm_t, gemm_t>>()(
+              {d_gates.rows + first * d_gates.ld_rows,
+               d_gates.ld_rows,
+               rows,
+               rows,
+               d_gates.columns + first,
+               d_gates.ld_columns},
+              0,
+              d_gates.units);
         });
   }
 

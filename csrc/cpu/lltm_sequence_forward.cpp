@@ -251,7 +251,7 @@ class SequenceForward {
       }
     } else {
       lltm::multiply<gemm_t>(
-          rows, width_, K, A, K, B, width_, C, width_, accumulate, rows <= 2);
+          rows, width_, K, A, K, B, width_, C, width_, accumulate, rows, true);
     }
   }
 

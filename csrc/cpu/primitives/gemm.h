@@ -49,7 +49,7 @@ void gemm(
     bool accumulate) {
   if constexpr (std::is_same_v<gemm_t, double>) {
     // oneDNN has none for float64, and libtorch does not export its BLAS.
-    multiply<double>(M, N, K, A, lda, B, ldb, C, ldc, accumulate, false);
+    multiply<double>(M, N, K, A, lda, B, ldb, C, ldc, accumulate, M, true);
   } else {
     const auto whole = K / terms_of_a_tile() * terms_of_a_tile();
     const auto first =

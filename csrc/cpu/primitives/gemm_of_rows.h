@@ -5,25 +5,23 @@
 #include "cpu/primitives/lanes.h"
 #include "cpu/primitives/vectorize.h"
 
-#include <ATen/OpMathType.h>
 #include <c10/macros/Macros.h>
 #include <c10/util/BFloat16.h>
 
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
 
 namespace lltm {
 
-// C = A @ B, or C += A @ B, as gemm(), for kRows rows of A and whole vectors of
-// columns [begin, end): B streams past at the bandwidth of the cache it lies
-// in, of which oneDNN's products reach two thirds.
-template <typename gemm_t, int64_t kRows, int64_t kVectors>
+// C = A @ B, or C += A @ B, as gemm() of bfloat16, for kRows rows of A and
+// whole vectors of columns [begin, end): B streams past at the bandwidth of the
+// cache it lies in, of which oneDNN's products reach two thirds.
+template <int64_t kRows, int64_t kVectors>
 struct FewRows {
   int64_t K;
-  const gemm_t* A;
+  const c10::BFloat16* A;
   int64_t lda;
-  const gemm_t* B;
+  const c10::BFloat16* B;
   int64_t ldb;
   float* C;
   int64_t ldc;
@@ -59,13 +57,9 @@ struct FewRows {
         load_lanes(C + row * ldc + column + v * lanes, sums[0][row][v]);
       }
     }
-    int64_t k = 0;
-    for (; k + 2 <= K; k += 2) {
-      two_rows_of_B<kBytes, kCount>(k, column, sums);
-    }
-    if constexpr (kPair<gemm_t> == 1) {
-      for (; k < K; ++k) {
-        one_row_of_B<kBytes, kCount>(k, column, sums[0]);
+    for (int64_t k = 0; k < K; k += 2) {
+      for (int64_t v = 0; v < kCount; ++v) {
+        pairs<kBytes, kCount>(k, column + v * lanes, v, sums);
       }
     }
     for (int64_t row = 0; row < kRows; ++row) {
@@ -74,35 +68,6 @@ struct FewRows {
           sums[0][row][v] += sums[1][row][v];
         }
         store_lanes(sums[0][row][v], C + row * ldc + column + v * lanes);
-      }
-    }
-  }
-
-  template <int64_t kBytes, int64_t kCount>
-  C10_ALWAYS_INLINE void
-  two_rows_of_B(int64_t k, int64_t column, Sums<kBytes, kCount>& sums) const {
-    constexpr auto second = kChains<kBytes> - 1;
-    if constexpr (kPair<gemm_t> == 1) {
-      one_row_of_B<kBytes, kCount>(k, column, sums[0]);
-      one_row_of_B<kBytes, kCount>(k + 1, column, sums[second]);
-    } else {
-      for (int64_t v = 0; v < kCount; ++v) {
-        pairs<kBytes, kCount>(
-            k, column + v * Lanes<float, kBytes>::count, v, sums);
-      }
-    }
-  }
-
-  template <int64_t kBytes, int64_t kCount>
-  C10_ALWAYS_INLINE void one_row_of_B(
-      int64_t k,
-      int64_t column,
-      typename Lanes<float, kBytes>::type (&sums)[kRows][kCount]) const {
-    for (int64_t v = 0; v < kCount; ++v) {
-      typename Lanes<float, kBytes>::type b;
-      load_lanes(B + k * ldb + column + v * Lanes<float, kBytes>::count, b);
-      for (int64_t row = 0; row < kRows; ++row) {
-        sums[row][v] += A[row * lda + k] * b;
       }
     }
   }
@@ -129,29 +94,29 @@ struct FewRows {
   }
 };
 
-template <typename gemm_t, int64_t kRows>
-void multiply_rows(
+template <int64_t kRows>
+void multiply_few_rows(
     int64_t N,
     int64_t K,
-    const gemm_t* A,
+    const c10::BFloat16* A,
     int64_t lda,
-    const gemm_t* B,
+    const c10::BFloat16* B,
     int64_t ldb,
     float* C,
     int64_t ldc,
     bool accumulate) {
   constexpr auto kVectors = kStreamedVectors;
   const auto whole = N / (kVectors * kVector) * kVectors * kVector;
-  vectorized<FewRows<gemm_t, kRows, kVectors>>()(
+  vectorized<FewRows<kRows, kVectors>>()(
       {K, A, lda, B, ldb, C, ldc, accumulate}, 0, whole);
   if (whole < N) {
-    vectorized<FewRows<gemm_t, kRows, 1>>()(
+    vectorized<FewRows<kRows, 1>>()(
         {K, A, lda, B, ldb, C, ldc, accumulate}, whole, N);
   }
 }
 
-// Does what gemm() does, for any number of rows. One or two rows go to FewRows
-// if N is a whole number of vectors, except in float64.
+// Does what gemm() does, for any number of rows. One or two rows of bfloat16 go
+// to FewRows if N is a whole number of vectors.
 template <typename gemm_t>
 void gemm_of_rows(
     int64_t M,
@@ -161,19 +126,15 @@ void gemm_of_rows(
     int64_t lda,
     const gemm_t* B,
     int64_t ldb,
-    at::opmath_type<gemm_t>* C,
+    float* C,
     int64_t ldc,
     bool accumulate) {
-  if constexpr (!std::is_same_v<gemm_t, double>) {
-    if (N % kVector == 0 && M <= kMaxStreamedRows) {
-      switch (M) {
-        case 1:
-          return multiply_rows<gemm_t, 1>(
-              N, K, A, lda, B, ldb, C, ldc, accumulate);
-        case 2:
-          return multiply_rows<gemm_t, 2>(
-              N, K, A, lda, B, ldb, C, ldc, accumulate);
-      }
+  if constexpr (kPair<gemm_t> == 2) {
+    if (N % kVector == 0 && M == 1) {
+      return multiply_few_rows<1>(N, K, A, lda, B, ldb, C, ldc, accumulate);
+    }
+    if (N % kVector == 0 && M == 2) {
+      return multiply_few_rows<2>(N, K, A, lda, B, ldb, C, ldc, accumulate);
     }
   }
   for (int64_t row = 0, rows = 0; row < M; row += rows) {

@@ -4,12 +4,18 @@
 
 namespace lltm {
 
+// With more rows of A, B is copied, so that what each tile reads lies together
+// in L1.
+constexpr int64_t kFewRows = 24;
+// With so few terms most of the time is writing C: that goes by long rows,
+// those of two tiles at a time.
+constexpr int64_t kFewTerms = 64;
+
 // C [M, N] = A @ B, or C += A @ B, on the calling thread: row-major, with
 // leading dimensions in elements, in float or double. K = 0 leaves C as it is
 // if accumulate, else zero. How the terms of a sum are grouped depends on
-// has_few_rows alone, which is for one or two rows: it is false where they are
-// what remains of more, so that a result does not depend on how rows are
-// divided.
+// all_rows, those of the product that these are a part of, so that a result
+// does not depend on how rows are divided.
 template <typename T>
 void multiply(
     int64_t M,
@@ -22,6 +28,7 @@ void multiply(
     T* C,
     int64_t ldc,
     bool accumulate,
-    bool has_few_rows);
+    int64_t all_rows,
+    bool is_packed);
 
 } // namespace lltm
