@@ -18,6 +18,8 @@ import lltm_ops
 from lltm_ops import _extension
 
 ROOT = Path(__file__).resolve().parent.parent
+# Also where make cuda-check asks for CUDA.
+CPU_ONLY = {"FORCE_CPU": "1", "FORCE_CUDA": "0"}
 LIBRARY = next(Path(lltm_ops.__file__).parent.glob(f"{_extension.library_name()}.*"))
 
 
@@ -86,7 +88,7 @@ def test_files_of_csrc_include_only_what_is_below(file):
 def test_wheel(tmp_path):
     """One for all Pythons; what the documented `pip install --no-build-isolation .` installs."""
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation", "--no-deps"]
-    without_cuda = {**os.environ, "FORCE_CPU": "1"}  # quicker, and the same wheel otherwise
+    without_cuda = {**os.environ, **CPU_ONLY}  # quicker, and the same wheel otherwise
     subprocess.run([*pip, "--wheel-dir", str(tmp_path), str(ROOT)], check=True, env=without_cuda)
     (wheel,) = tmp_path.glob("*.whl")
     tag = re.escape(_extension.wheel_build_tag())
@@ -114,7 +116,7 @@ def test_the_sdist_has_what_pip_needs_to_build_and_no_more(tmp_path):
     built = shutil.ignore_patterns(".*", "build", "dist", "runs", "*.egg-info", "*.so")
     shutil.copytree(ROOT, checkout, ignore=built)
     command = [sys.executable, "setup.py", "--quiet", "sdist"]
-    subprocess.run(command, cwd=checkout, check=True, env={**os.environ, "FORCE_CPU": "1"})
+    subprocess.run(command, cwd=checkout, check=True, env={**os.environ, **CPU_ONLY})
     (sdist,) = (checkout / "dist").glob("lltm_ops-*.tar.gz")
     with tarfile.open(sdist) as content:
         names = {name.partition("/")[2] for name in content.getnames()}
@@ -154,7 +156,7 @@ print("just in time")
     options = {
         "LLTM_OPS_JIT": "1",
         "DEBUG": "1",
-        "FORCE_CPU": "1",
+        **CPU_ONLY,
         "TORCH_EXTENSIONS_DIR": str(tmp_path / "build" / "debug"),
         "MAX_JOBS": "2",
     }

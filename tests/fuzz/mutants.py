@@ -198,7 +198,13 @@ def build(root: Path) -> None:
     result = subprocess.run(
         [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"],
         cwd=root,
-        env={**os.environ, "DEBUG": "1", "FORCE_CPU": "1", "PYTHONPATH": str(root)},
+        env={
+            **os.environ,
+            "DEBUG": "1",
+            "FORCE_CPU": "1",
+            "FORCE_CUDA": "0",
+            "PYTHONPATH": str(root),
+        },
         capture_output=True,
         text=True,
     )
