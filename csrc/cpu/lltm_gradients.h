@@ -2,8 +2,8 @@
 
 #include "cpu/cell_sizes.h"
 #include "cpu/choices.h"
-#include "cpu/primitives/cpu_capability.h"
 #include "cpu/primitives/convert.h"
+#include "cpu/primitives/cpu_capability.h"
 #include "cpu/primitives/gemm.h"
 #include "cpu/primitives/gemm_of_rows.h"
 #include "cpu/primitives/lanes.h"
@@ -131,7 +131,8 @@ Blocks blocks_of_rows(int64_t M, int64_t N, int64_t K) {
 }
 
 // C [M, N] = A @ B, or C += A @ B, on all threads. A has terms_of(K). B is
-// packed if it is converted, or multiplied by oneDNN. C is computed in opmath_t.
+// packed if it is converted, or multiplied by oneDNN. C is computed in
+// opmath_t.
 template <typename scalar_t, typename gemm_t, typename out_t>
 class ProductOnThreads {
  public:
@@ -252,7 +253,18 @@ class ProductOnThreads {
       }
       if constexpr (kPair<gemm_t> == 1) {
         lltm::multiply<gemm_t>(
-            rows, columns, terms, A, lda_, B, ldb, C, ldc, accumulate, M_, packs_);
+            rows,
+            columns,
+            terms,
+            A,
+            lda_,
+            B,
+            ldb,
+            C,
+            ldc,
+            accumulate,
+            M_,
+            packs_);
       }
     }
   }
