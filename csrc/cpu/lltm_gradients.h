@@ -28,8 +28,10 @@ namespace lltm {
 // it generates a kernel for each and keeps it.
 template <typename gemm_t>
 int64_t terms_of(int64_t size) {
-  return size < kVector ? round_up(size, kPair<gemm_t>)
-                        : padded_terms<gemm_t>(round_up(size, 8));
+  if (size < kVector) {
+    return round_up(size, kPair<gemm_t>);
+  }
+  return padded_terms<gemm_t>(round_up(size, size > kMaxK<gemm_t> ? 32 : 8));
 }
 
 // How far rows of so many terms lie apart: also one of a few numbers, and none
@@ -100,7 +102,7 @@ inline int64_t columns_of_a_block(int64_t size, int64_t most) {
 
 template <typename scalar_t, typename gemm_t>
 Blocks blocks_of_weights(int64_t M, int64_t N, int64_t K) {
-  if (kPair<gemm_t> == 2 || (K >= 64 && is_onednn_faster<gemm_t>())) {
+  if (kPair<gemm_t> == 2 || (K >= 32 && is_onednn_faster<gemm_t>())) {
     const auto most = weights_panel(K, sizeof(gemm_t));
     const auto columns = round_up(at::divup(N, at::divup(N, most)), kVector);
     const auto rows = at::divup(M, at::divup(M, kWeightsBlock / columns));
@@ -127,7 +129,9 @@ Blocks blocks_of_rows(int64_t M, int64_t N, int64_t K) {
   if (M <= kFewRows) {
     return {false, M, size_of_a_block(N, N), K};
   }
-  return {false, size_of_a_block(M, 384), columns_of_a_block(N, 768), K};
+  // Rows share what is copied of the weights.
+  const auto rows_of_a_block = M < 128 ? M : size_of_a_block(M, 384);
+  return {false, rows_of_a_block, columns_of_a_block(N, 768), K};
 }
 
 // C [M, N] = A @ B, or C += A @ B, on all threads. A has terms_of(K). B is
