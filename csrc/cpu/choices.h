@@ -250,9 +250,10 @@ is_packing_faster(int64_t batch, size_t steps, int64_t weight_bytes) {
 constexpr size_t kStepsWorthPackingBackward = 5;
 // Rows of a chunk: many, for d_weights is read and written once in each.
 constexpr int64_t kRowsOfABackwardChunk = 1024;
-// Units of a panel backward. By the size alone, so that results do not depend
-// on the number of threads. (They do, by rounding, where oneDNN has no kernel:
-// the BLAS that PyTorch takes then may sum in another order for other sizes.)
+// Units of a panel backward where pairs are multiplied. By the size alone, so
+// that results do not depend on the number of threads. (They do, by rounding,
+// where oneDNN has no kernel: the BLAS that PyTorch takes then may sum in
+// another order for other sizes.)
 constexpr int64_t backward_panel(int64_t state_size) {
   return state_size >= 512 ? 64 : 32;
 }

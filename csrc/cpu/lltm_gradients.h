@@ -73,10 +73,11 @@ struct GateGradients {
 // How a product is divided, and by what it is multiplied: oneDNN, or the tile.
 struct Blocks {
   bool by_onednn;
-  // Of C, for each task.
+  // Each task computes so many rows and columns of the result.
   int64_t rows;
   int64_t columns;
-  int64_t terms; // of B that are packed at a time
+  // So many rows of B are packed at a time.
+  int64_t terms;
   // Whether oneDNN takes all rows of a block in one call. It generates a kernel
   // for each number of them, so they must not follow from the batch.
   bool in_one_call = false;
@@ -92,7 +93,8 @@ bool is_onednn_faster() {
        cpu_capability() == CPUCapability::kAVX512);
 }
 
-// Of the tile's panels. Several threads get as much each.
+// One thread takes whole panels of the tile, which are 48 columns or half as
+// many. Several threads get as many columns each.
 inline int64_t columns_of_a_block(int64_t size, int64_t most) {
   constexpr int64_t panel = 48;
   return at::get_num_threads() > 1
@@ -202,7 +204,7 @@ class ProductOnThreads {
  private:
   using opmath_t = at::opmath_type<out_t>;
   static constexpr bool kInPlace = std::is_same_v<out_t, opmath_t>;
-  static constexpr bool kConverts =
+  static constexpr bool kAlwaysPacks =
       !std::is_same_v<scalar_t, gemm_t> || kPair<gemm_t> == 2;
 
   void pack(int64_t panel, int64_t k, int64_t terms, gemm_t* to) const {
@@ -275,7 +277,7 @@ class ProductOnThreads {
 
   const gemm_t*
   block_of_B(int64_t panel, int64_t k, int64_t terms, gemm_t* scratch) const {
-    if constexpr (!kConverts) {
+    if constexpr (!kAlwaysPacks) {
       if (!packs_) {
         return B_ + k * ldb_ + panel * blocks_.columns;
       }
@@ -298,7 +300,7 @@ class ProductOnThreads {
   const int64_t ldc_;
   const bool accumulate_;
   const Blocks blocks_;
-  const bool packs_ = kConverts || blocks_.by_onednn;
+  const bool packs_ = kAlwaysPacks || blocks_.by_onednn;
   const int64_t terms_ = blocks_.by_onednn ? terms_of<gemm_t>(K_) : K_;
   const int64_t width_ = round_up(blocks_.columns, kVector);
   const int64_t row_blocks_ = at::divup(M_, blocks_.rows);
@@ -337,7 +339,8 @@ void weights_gradient(
   product(input, sizes.input_features, d_weights + sizes.state_size);
 }
 
-// Of old_h or input: d_gates @ the columns of weights that it is multiplied by.
+// result, the gradient of old_h or of input, = d_gates @ the columns of weights
+// that it is multiplied by.
 template <typename scalar_t, typename gemm_t>
 void rows_gradient(
     const CellSizes& sizes,

@@ -186,13 +186,11 @@ class SequenceBackwardRecurrence {
   }
 
   Part rows_of(int64_t slot, int64_t step) const {
-    Part rows(a_.batch, slot / shape_.unit_groups, shape_.row_groups);
-    rows.end = std::min(rows.end, a_.steps[step].rows);
-    return rows;
+    return shape_.rows(slot, a_.batch, a_.steps[step].rows);
   }
 
   Part panels_of(int64_t slot) const {
-    return Part(panels_, slot % shape_.unit_groups, shape_.unit_groups);
+    return shape_.panels(slot, panels_);
   }
 
   void pointwise(

@@ -365,12 +365,11 @@ class SequenceForward {
 
   // The rows of a step that belong to a slot.
   Part rows_of(int64_t slot, int64_t step) const {
-    Part rows(a_.batch, slot / shape_.unit_groups, shape_.row_groups);
-    rows.end = std::min(rows.end, a_.steps[step].rows);
-    return rows;
+    return shape_.rows(slot, a_.batch, a_.steps[step].rows);
   }
 
-  // Where a step's products lie among those that a slot keeps of a panel.
+  // A slot keeps products of a panel for many steps: this is a step's first row
+  // of them.
   int64_t row_of_products(const SequenceChunk& chunk, int64_t step) const {
     return shape_.row_groups == 1 ? a_.steps[step].first_row - chunk.first_row
                                   : (step - chunk.begin) * rows_per_slot();
@@ -436,7 +435,7 @@ class SequenceForward {
   }
 
   Part panels_of(int64_t slot) const {
-    return Part(panels_, slot % shape_.unit_groups, shape_.unit_groups);
+    return shape_.panels(slot, panels_);
   }
 
   TeamShape shape() const {

@@ -63,9 +63,9 @@ MUTANTS = [
     ),
     Mutant(
         "a row bound off by one",
-        "csrc/cpu/lltm_sequence_backward.cpp",
-        "rows.end = std::min(rows.end, a_.steps[step].rows);",
-        "rows.end = std::min(rows.end, a_.steps[step].rows - 1);",
+        "csrc/cpu/primitives/team.h",
+        "rows.end = std::min(rows.end, rows_of_step);",
+        "rows.end = std::min(rows.end, rows_of_step - 1);",
     ),
     Mutant(
         "a stride ignored",

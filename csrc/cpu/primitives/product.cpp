@@ -18,7 +18,7 @@ constexpr int64_t kTerms = kBytes == 64 ? 128 : 256;
 // Few rows of A take B as it lies, and pass over so many terms in long rows:
 // the processor fetches ahead within a page.
 constexpr int64_t kTermsAsTheyLie = 64;
-// With so many rows of A a tile asks for its share of the next panel of B,
+// With so many rows of A a tile asks for its share of what is copied next of B,
 // whose rows may lie too far apart for the processor to fetch it. Fewer rows
 // take as long to ask as to wait.
 constexpr int64_t kRowsWorthFetching = 64;
@@ -54,28 +54,24 @@ struct Product {
       begin = whole;
     }
     const bool by_panels = M > kFewRows && K <= kTermsOfWholePanels;
-    const auto columns = by_panels ? 3 * lanes : end - begin;
-    for (auto column = begin; column < end; column += columns) {
-      all_terms<kBytes>(column, std::min(column + columns, end));
+    const auto terms = by_panels ? K : chain<kBytes>();
+    for (int64_t k = 0; k < K && begin < end; k += terms) {
+      panels<kBytes>({0, M, k, std::min(k + terms, K)}, begin, end);
     }
   }
 
  private:
-  template <int64_t kBytes>
-  C10_ALWAYS_INLINE void all_terms(int64_t begin, int64_t end) const {
-    const auto terms =
-        all_rows > kFewRows || is_packed ? kTerms<kBytes> : kTermsAsTheyLie;
-    for (int64_t k = 0; k < K; k += terms) {
-      panels<kBytes>({0, M, k, std::min(terms, K - k)}, begin, end);
-    }
-  }
-
   struct Block {
     int64_t first_row;
     int64_t end_row;
     int64_t first_term;
-    int64_t terms;
+    int64_t end_term;
   };
+
+  template <int64_t kBytes>
+  C10_ALWAYS_INLINE int64_t chain() const {
+    return all_rows > kFewRows || is_packed ? kTerms<kBytes> : kTermsAsTheyLie;
+  }
 
   template <int64_t kBytes>
   C10_ALWAYS_INLINE void panels(const Block& block, int64_t begin, int64_t end)
@@ -101,31 +97,49 @@ struct Product {
   C10_ALWAYS_INLINE void
   panel(const Block& block, int64_t column, int64_t columns) const {
     constexpr auto width = kVectors * Lanes<T, kBytes>::count;
-    const auto* from = B + block.first_term * ldb + column;
     alignas(64) T copy[kTerms<kBytes> * width];
     const auto rows = block.end_row - block.first_row;
     const bool copies = columns < width || (rows > kFewRows && ldb > width);
-    for (int64_t term = 0; copies && term < block.terms; ++term) {
-      auto* to = copy + term * width;
+    const bool fetches = copies && rows >= kRowsWorthFetching;
+    for (auto k = block.first_term; k < block.end_term; k += chain<kBytes>()) {
+      const auto terms = std::min(chain<kBytes>(), block.end_term - k);
+      const auto* from = B + k * ldb + column;
+      if (copies) {
+        copy_columns(from, terms, columns, copy, width);
+      }
+      const auto* next = k + terms < block.end_term
+          ? from + terms * ldb
+          : B + block.first_term * ldb + column + width;
+      in_tiles<kTileRows<kBytes, kVectors>>(
+          block.first_row,
+          block.end_row,
+          Tiles<kBytes, kVectors>{
+              *this,
+              k,
+              terms,
+              copies ? copy : from,
+              copies ? width : ldb,
+              column,
+              columns,
+              fetches ? next : nullptr});
+    }
+  }
+
+  C10_ALWAYS_INLINE void copy_columns(
+      const T* from,
+      int64_t terms,
+      int64_t columns,
+      T* to,
+      int64_t width) const {
+    for (int64_t term = 0; term < terms; ++term) {
+      auto* row = to + term * width;
       if (columns == width) {
-        std::memcpy(to, from + term * ldb, width * sizeof(T));
+        std::memcpy(row, from + term * ldb, width * sizeof(T));
       } else {
-        std::memcpy(to, from + term * ldb, columns * sizeof(T));
-        std::fill(to + columns, to + width, T(0));
+        std::memcpy(row, from + term * ldb, columns * sizeof(T));
+        std::fill(row + columns, row + width, T(0));
       }
     }
-    in_tiles<kTileRows<kBytes, kVectors>>(
-        block.first_row,
-        block.end_row,
-        Tiles<kBytes, kVectors>{
-            *this,
-            block.first_term,
-            block.terms,
-            copies ? copy : from,
-            copies ? width : ldb,
-            column,
-            columns,
-            copies && M >= kRowsWorthFetching ? from + width : nullptr});
   }
 
   template <int64_t kBytes, int64_t kVectors>
@@ -137,7 +151,7 @@ struct Product {
     int64_t ldb;
     int64_t column;
     int64_t columns;
-    const T* next; // what the next panel copies; null: nothing
+    const T* next; // what is copied next; null: nothing
 
     C10_ALWAYS_INLINE void fetch(int64_t row, int64_t rows) const {
       constexpr auto width = kVectors * Lanes<T, kBytes>::count;

@@ -14,8 +14,8 @@ constexpr int64_t kFewTerms = 64;
 // C [M, N] = A @ B, or C += A @ B, on the calling thread: row-major, with
 // leading dimensions in elements, in float or double. K = 0 leaves C as it is
 // if accumulate, else zero. How the terms of a sum are grouped depends on
-// all_rows, those of the product that these are a part of, so that a result
-// does not depend on how rows are divided.
+// is_packed, whether B is a packed panel, and on all_rows, those of the product
+// that these are a part of: so a result does not depend on how it is divided.
 template <typename T>
 void multiply(
     int64_t M,

@@ -92,6 +92,19 @@ void run_team(int64_t slots, const Body& body) {
 #endif
 }
 
+// The share of n that part i of parts gets.
+struct Part {
+  int64_t begin;
+  int64_t end;
+
+  Part(int64_t n, int64_t i, int64_t parts)
+      : begin(n * i / parts), end(n * (i + 1) / parts) {}
+
+  int64_t size() const {
+    return end - begin;
+  }
+};
+
 // How the threads divide each step: first the rows of the batch, which need
 // no barrier, then hidden units.
 struct TeamShape {
@@ -100,6 +113,17 @@ struct TeamShape {
 
   int64_t slots() const {
     return row_groups * unit_groups;
+  }
+
+  // The rows of a slot, of those of a step: the first of the batch.
+  Part rows(int64_t slot, int64_t batch, int64_t rows_of_step) const {
+    Part rows(batch, slot / unit_groups, row_groups);
+    rows.end = std::min(rows.end, rows_of_step);
+    return rows;
+  }
+
+  Part panels(int64_t slot, int64_t panels) const {
+    return Part(panels, slot % unit_groups, unit_groups);
   }
 };
 
@@ -141,18 +165,5 @@ inline TeamShape team_shape(
        nanoseconds / row_groups / kNanosecondsWorthABarrier});
   return {row_groups, std::max<int64_t>(1, unit_groups)};
 }
-
-// The share of n that part i of parts gets.
-struct Part {
-  int64_t begin;
-  int64_t end;
-
-  Part(int64_t n, int64_t i, int64_t parts)
-      : begin(n * i / parts), end(n * (i + 1) / parts) {}
-
-  int64_t size() const {
-    return end - begin;
-  }
-};
 
 } // namespace lltm
