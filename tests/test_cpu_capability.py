@@ -132,7 +132,7 @@ def paths(call):
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
         call()
     names = {event.key for event in profiled.key_averages()}
-    return {name for name in names if re.match("lltm::.*(_dot|_gemm|_by_step)", name)}
+    return {name for name in names if re.match("lltm::.*_gemm", name)}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -141,18 +141,16 @@ def test_a_profile_says_which_path_a_call_took(dtype, onednn):
     native = dtype == torch.bfloat16 and onednn and HAS_BFLOAT16_PRODUCTS
     gemm = "gemm_bfloat16" if native else "gemm"
     with torch.backends.mkldnn.flags(enabled=onednn):
-        for batch, expected in ((8, "forward_dot"), (64, f"forward_{gemm}")):
+        for batch, expected in ((8, "forward_gemm"), (64, f"forward_{gemm}")):
             inputs = sample_inputs(dtype=dtype, shape=(batch, 6, 4))
             assert paths(lambda i=inputs: lltm_ops.forward(*i)) == {f"lltm::{expected}"}
         inputs = backward_inputs(dtype=dtype, shape=(3, 6, 4))
         assert paths(lambda: lltm_ops.backward(*inputs)) == {f"lltm::backward_{gemm}"}
-        for steps, expected in (
-            (7, {"sequence_forward_step_by_step", "forward_dot"}),
-            (8, {f"sequence_forward_{gemm}"}),
-        ):
+        # With few steps, a sequence takes the paths of the cell.
+        for steps, expected in ((7, "forward_gemm"), (8, f"sequence_forward_{gemm}")):
             inputs = sequence_inputs(dtype=dtype, shape=(steps, 3, 6, 4))
             found = paths(lambda i=inputs: lltm_ops.sequence_forward(*i))
-            assert found == {f"lltm::{name}" for name in expected}
+            assert found == {f"lltm::{expected}"}
         inputs = sequence_backward_inputs(dtype=dtype, shape=(3, 3, 6, 4))
         found = paths(lambda: lltm_ops.sequence_backward(*inputs))
         assert found == {f"lltm::sequence_backward_{gemm}"}
@@ -167,18 +165,9 @@ def test_the_shapes_of_the_tests_take_every_path(dtype):
     for shape in SEQUENCE_SHAPES:
         inputs = sequence_inputs(dtype=dtype, shape=shape)
         taken |= paths(lambda i=inputs: lltm_ops.sequence_forward(*i))
-    expected = {
-        "forward_dot",
-        "forward_gemm",
-        "sequence_forward_step_by_step",
-        "sequence_forward_gemm",
-    }
+    expected = {"forward_gemm", "sequence_forward_gemm"}
     if dtype == torch.bfloat16 and HAS_BFLOAT16_PRODUCTS:
         expected |= {"forward_gemm_bfloat16", "sequence_forward_gemm_bfloat16"}
-    known = subprocess.run(["getconf", "LEVEL2_CACHE_SIZE"], capture_output=True).stdout.strip()
-    l2_bytes = int(known or 0) or 2**20
-    if dtype in (torch.float32, torch.float64) and 1100**2 * dtype.itemsize > l2_bytes:
-        expected.add("sequence_forward_dot")
     assert taken == {f"lltm::{name}" for name in expected}
 
 

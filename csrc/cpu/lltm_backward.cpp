@@ -1,29 +1,83 @@
-#include "cpu/lltm_backward.h"
-
-#include "cpu/lltm_backward_pointwise.h"
+#include "cpu/lltm_empty_gradients.h"
+#include "cpu/lltm_gates.h"
 #include "cpu/lltm_gradients.h"
 #include "cpu/primitives/gemm.h"
 #include "cpu/primitives/profiled_path.h"
 #include "cpu/primitives/scratch.h"
+#include "cpu/primitives/vectorize.h"
+#include "cpu/primitives/work.h"
+#include "ops/dispatch.h"
+#include "ops/lltm.h"
+#include "ops/lltm_checks.h"
 
+#include <ATen/Dispatch.h>
 #include <ATen/OpMathType.h>
+#include <ATen/Parallel.h>
+#include <torch/library.h>
 
+// lltm::backward on the CPU: the gradients of the gates, then the products of
+// lltm_gradients.h.
 namespace lltm {
 
 namespace {
 
+// On raw pointers to contiguous memory. Gradients that are null are not wanted.
+template <typename scalar_t>
+struct BackwardStep : CellSizes {
+  const scalar_t* grad_h;
+  const scalar_t* grad_cell;
+  const scalar_t* new_cell;
+  const scalar_t* gates;
+  const scalar_t* input;
+  const scalar_t* weights;
+  const scalar_t* old_h;
+  scalar_t* d_input;
+  scalar_t* d_weights;
+  scalar_t* d_bias;
+  scalar_t* d_old_h;
+  scalar_t* d_old_cell;
+};
+
 template <typename scalar_t, typename gemm_t>
-void backward_gemm(const BackwardPointers<scalar_t>& a) {
+void write_d_gates(
+    const BackwardStep<scalar_t>& a,
+    const GateGradients<gemm_t>& d_gates) {
+  at::parallel_for(
+      0,
+      a.batch,
+      grain_size(a.state_size * kNanosecondsOfGatesBackward),
+      [&](int64_t begin, int64_t end) {
+        vectorized<GatesBackward<scalar_t, gemm_t, scalar_t>>()(
+            {.state_size = a.state_size,
+             .first_unit = 0,
+             .end_unit = a.state_size,
+             .grad_h = a.grad_h,
+             .grad_cell = a.grad_cell,
+             .new_cell = a.new_cell,
+             .gates = a.gates,
+             .d_gates = d_gates.rows,
+             .ld_d_gates = d_gates.ld_rows,
+             .d_h = nullptr,
+             .d_cell = a.d_old_cell},
+            begin,
+            end);
+      });
+}
+
+template <typename scalar_t, typename gemm_t>
+void backward_step(const BackwardStep<scalar_t>& a) {
   GateGradients<gemm_t> d_gates{a.batch, 3 * a.state_size};
-  const bool wants_rows = a.d_input != nullptr || a.d_old_h != nullptr;
   const bool wants_columns = a.d_weights != nullptr || a.d_bias != nullptr;
-  const Scratch<gemm_t> rows(wants_rows ? a.batch * d_gates.ld_rows : 0);
+  const Scratch<gemm_t> rows(a.batch * d_gates.ld_rows);
   const Scratch<gemm_t> columns(
       wants_columns ? d_gates.units * d_gates.ld_columns : 0);
   d_gates.rows = rows.data();
   d_gates.columns = columns.data();
   d_gates.zero_padding();
-  backward_pointwise(a, d_gates);
+  write_d_gates(a, d_gates);
+  if (wants_columns) {
+    d_gates.transpose();
+  }
   if (a.d_bias != nullptr) {
     bias_gradient(d_gates, a.d_bias, false);
   }
@@ -39,23 +93,62 @@ void backward_gemm(const BackwardPointers<scalar_t>& a) {
   }
 }
 
-} // namespace
-
 template <typename scalar_t>
-void backward_step(const BackwardPointers<scalar_t>& pointers) {
+void backward_step(const BackwardStep<scalar_t>& step) {
   if constexpr (kPair<scalar_t> == 2) {
     if (has_bfloat16_gemm()) {
       const ProfiledPath path("lltm::backward_gemm_bfloat16");
-      return backward_gemm<scalar_t, scalar_t>(pointers);
+      return backward_step<scalar_t, scalar_t>(step);
     }
   }
   const ProfiledPath path("lltm::backward_gemm");
-  backward_gemm<scalar_t, at::opmath_type<scalar_t>>(pointers);
+  backward_step<scalar_t, at::opmath_type<scalar_t>>(step);
 }
 
-template void backward_step(const BackwardPointers<double>&);
-template void backward_step(const BackwardPointers<float>&);
-template void backward_step(const BackwardPointers<c10::Half>&);
-template void backward_step(const BackwardPointers<c10::BFloat16>&);
+BackwardResult backward_kernel(const BackwardArguments& a) {
+  check_arguments(a);
+  auto result =
+      empty_gradients(a.new_cell, a.input, a.weights, a.old_h, a.output_mask);
+  if (a.new_cell.numel() == 0) {
+    return result;
+  }
+  auto& [d_input, d_weights, d_bias, d_old_h, d_old_cell] = result;
+  const auto grad_h = a.grad_h.expect_contiguous();
+  const auto grad_cell = a.grad_cell.expect_contiguous();
+  const auto new_cell = a.new_cell.expect_contiguous();
+  const auto gates = a.gates.expect_contiguous();
+  const auto input = a.input.expect_contiguous();
+  const auto weights = a.weights.expect_contiguous();
+  const auto old_h = a.old_h.expect_contiguous();
+  AT_DISPATCH_FLOATING_TYPES_AND2(
+      at::kHalf,
+      at::kBFloat16,
+      a.input.scalar_type(),
+      "lltm_backward_cpu",
+      [&] {
+        backward_step<scalar_t>({
+            {a.input.size(0), a.input.size(1), a.old_h.size(1)},
+            grad_h->const_data_ptr<scalar_t>(),
+            grad_cell->const_data_ptr<scalar_t>(),
+            new_cell->const_data_ptr<scalar_t>(),
+            gates->const_data_ptr<scalar_t>(),
+            input->const_data_ptr<scalar_t>(),
+            weights->const_data_ptr<scalar_t>(),
+            old_h->const_data_ptr<scalar_t>(),
+            pointer_or_null<scalar_t>(d_input),
+            pointer_or_null<scalar_t>(d_weights),
+            pointer_or_null<scalar_t>(d_bias),
+            pointer_or_null<scalar_t>(d_old_h),
+            pointer_or_null<scalar_t>(d_old_cell),
+        });
+      });
+  return result;
+}
+
+} // namespace
+
+TORCH_LIBRARY_IMPL(lltm, CPU, m) {
+  m.impl("backward", as_kernel<backward_kernel>());
+}
 
 } // namespace lltm

@@ -11,7 +11,9 @@
 #include <cstdint>
 #include <cstring>
 
-// What follows the products of the forward step: the gates, and the new states.
+// What follows the products of the forward step, the gates and the new states,
+// and what precedes those of backward: the gradients of the gates. The bodies
+// are for vectorized().
 namespace lltm {
 
 // Contiguous rows of state_size, from the first row that is computed.
@@ -28,7 +30,7 @@ struct States {
   scalar_t* gates; // null: not wanted
 };
 
-// Units [first_unit, end_unit) of some rows. The body is for vectorized().
+// Units [first_unit, end_unit) of some rows.
 template <typename scalar_t>
 struct Gates {
   using opmath_t = at::opmath_type<scalar_t>;
@@ -136,6 +138,82 @@ struct Gates {
       copy<kUnits>(from, to);
     } else {
       std::copy_n(from, units, to);
+    }
+  }
+};
+
+// Units [first_unit, end_unit) of some rows. What comes from the step after
+// this one, and what goes to the step before, is not rounded in a sequence:
+// there cell_t is opmath_t.
+template <typename scalar_t, typename gemm_t, typename cell_t>
+struct GatesBackward {
+  using opmath_t = at::opmath_type<scalar_t>;
+
+  int64_t state_size;
+  int64_t first_unit;
+  int64_t end_unit;
+  const scalar_t* grad_h;
+  const scalar_t* grad_cell;
+  const scalar_t* new_cell;
+  const scalar_t* gates;
+  gemm_t* d_gates; // of the pre-activations, [rows, ld_d_gates]
+  int64_t ld_d_gates;
+  const opmath_t* d_h; // from the step after this one; null: there is none
+  cell_t* d_cell;      // likewise, then of the old cell state; null: not wanted
+
+  C10_ALWAYS_INLINE void operator()(int64_t begin, int64_t end) const {
+    if (d_h != nullptr) {
+      return rows<true, true>(begin, end);
+    }
+    d_cell != nullptr ? rows<false, true>(begin, end)
+                      : rows<false, false>(begin, end);
+  }
+
+ private:
+  template <bool kAddsLater, bool kWritesCell>
+  C10_ALWAYS_INLINE void rows(int64_t begin, int64_t end) const {
+    for (auto row = begin; row < end; ++row) {
+      const auto at = row * state_size;
+      one_row<kAddsLater, kWritesCell>(
+          grad_h + at,
+          grad_cell + at,
+          new_cell + at,
+          gates + 3 * at,
+          d_gates + row * ld_d_gates,
+          kAddsLater ? d_h + at : nullptr,
+          kWritesCell ? d_cell + at : nullptr);
+    }
+  }
+
+  template <bool kAddsLater, bool kWritesCell>
+  C10_ALWAYS_INLINE void one_row(
+      const scalar_t* __restrict__ grad_h,
+      const scalar_t* __restrict__ grad_cell,
+      const scalar_t* __restrict__ new_cell,
+      const scalar_t* __restrict__ gates,
+      gemm_t* __restrict__ d_gates,
+      const opmath_t* __restrict__ d_h,
+      cell_t* __restrict__ d_cell) const {
+    for (auto i = first_unit; i < end_unit; ++i) {
+      auto d_new_h = load(grad_h[i]);
+      auto d_new_cell = load(grad_cell[i]);
+      if constexpr (kAddsLater) {
+        d_new_h += d_h[i];
+        d_new_cell += load(d_cell[i]);
+      }
+      const auto out = cell_backward<opmath_t>(
+          d_new_h,
+          d_new_cell,
+          load(new_cell[i]),
+          load(gates[i]),
+          load(gates[i + state_size]),
+          load(gates[i + 2 * state_size]));
+      store(out.d_input_gate, d_gates[i]);
+      store(out.d_output_gate, d_gates[i + state_size]);
+      store(out.d_candidate, d_gates[i + 2 * state_size]);
+      if constexpr (kWritesCell) {
+        store(out.d_old_cell, d_cell[i]);
+      }
     }
   }
 };

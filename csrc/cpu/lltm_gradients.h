@@ -1,16 +1,15 @@
 #pragma once
 
 #include "cpu/cell_sizes.h"
-#include "cpu/choices.h"
 #include "cpu/primitives/convert.h"
 #include "cpu/primitives/cpu_capability.h"
 #include "cpu/primitives/gemm.h"
-#include "cpu/primitives/gemm_of_rows.h"
 #include "cpu/primitives/lanes.h"
 #include "cpu/primitives/pack.h"
 #include "cpu/primitives/product.h"
-#include "cpu/primitives/scratch.h"
+#include "cpu/primitives/product_on_threads.h"
 #include "cpu/primitives/vectorize.h"
+#include "cpu/primitives/work.h"
 
 #include <ATen/OpMathType.h>
 #include <ATen/Parallel.h>
@@ -24,15 +23,28 @@
 // the gradients of weights, bias, input and h.
 namespace lltm {
 
-// Terms that oneDNN's products take, with zeros beyond size: a few numbers, for
-// it generates a kernel for each and keeps it.
-template <typename gemm_t>
-int64_t terms_of(int64_t size) {
-  if (size < kVector) {
-    return round_up(size, kPair<gemm_t>);
+// Elements of a block of d_weights. Zen 5.
+constexpr int64_t kWeightsBlock = 24576;
+// Columns of a block, at most. Wide blocks are written in long runs, so they
+// are for small batches, where each result is a sum of few terms. On the Xeon
+// backward takes 44 % less time than with 64 columns at 16x1x1000, and 12 % at
+// 64x1024x1024; at 512x512x512 it would take 13 % more with 512. In bfloat16,
+// 256 columns take 30 % less time than 2048 at 8x1024x1024. On Zen 4 training
+// takes 21 % less at 16x1x1000, and the same at larger shapes. A power of two:
+// few sizes, for oneDNN generates a kernel for each.
+inline int64_t weights_panel(int64_t batch, int64_t element_size) {
+  const int64_t elements = element_size == 2 ? 16384 : 32768;
+  const int64_t most = element_size == 2 ? 256 : 2048;
+  int64_t width = 64;
+  while (2 * width <= most && 2 * width * batch <= elements) {
+    width *= 2;
   }
-  return padded_terms<gemm_t>(round_up(size, size > kMaxK<gemm_t> ? 32 : 8));
+  return width;
 }
+
+// Rows of d_input and d_old_h that are computed as one task: the products of
+// types that are converted need memory.
+constexpr int64_t kRowsOfATask = 1024;
 
 // How far rows of so many terms lie apart: also one of a few numbers, and none
 // that puts all rows on the same sets of a cache.
@@ -45,7 +57,7 @@ int64_t leading_dimension(int64_t size) {
 
 // d_gates in the two layouts that products need: rows [batch, ld_rows] for
 // products with weights, and columns, the transpose, [units, ld_columns] for
-// those with input and h. Either may be null.
+// those with input and h. Columns may be null.
 template <typename gemm_t>
 struct GateGradients {
   int64_t batch;
@@ -60,6 +72,27 @@ struct GateGradients {
     zero_padding(columns, units, batch, ld_columns);
   }
 
+  // Columns from rows.
+  void transpose() const {
+    at::parallel_for(
+        0,
+        at::divup(batch, kVector),
+        grain_size(kVector * units / kPackedPerNanosecond),
+        [&](int64_t begin, int64_t end) {
+          const auto first = begin * kVector;
+          const auto size = std::min(end * kVector, batch) - first;
+          vectorized<PackTransposed<gemm_t, gemm_t>>()(
+              {rows + first * ld_rows,
+               ld_rows,
+               size,
+               size,
+               columns + first,
+               ld_columns},
+              0,
+              units);
+        });
+  }
+
  private:
   static void
   zero_padding(gemm_t* data, int64_t rows, int64_t size, int64_t ld) {
@@ -69,29 +102,6 @@ struct GateGradients {
     }
   }
 };
-
-// How a product is divided, and by what it is multiplied: oneDNN, or the tile.
-struct Blocks {
-  bool by_onednn;
-  // Each task computes so many rows and columns of the result.
-  int64_t rows;
-  int64_t columns;
-  // So many rows of B are packed at a time.
-  int64_t terms;
-  // Whether oneDNN takes all rows of a block in one call. It generates a kernel
-  // for each number of them, so they must not follow from the batch.
-  bool in_one_call = false;
-};
-
-// Whether oneDNN may multiply, as it does with pairs. With AVX-512 it is ahead
-// of the tile in large products: on the Xeon backward would take 5 to 10 % more
-// at 256x1024x1024, at 64x1024x1024, and in sequences of 512 units.
-template <typename gemm_t>
-bool is_onednn_faster() {
-  return kPair<gemm_t> == 2 ||
-      (std::is_same_v<gemm_t, float> &&
-       cpu_capability() == CPUCapability::kAVX512);
-}
 
 // One thread takes whole panels of the tile, which are 48 columns or half as
 // many. Several threads get as many columns each.
@@ -135,178 +145,6 @@ Blocks blocks_of_rows(int64_t M, int64_t N, int64_t K) {
   const auto rows_of_a_block = M < 128 ? M : size_of_a_block(M, 384);
   return {false, rows_of_a_block, columns_of_a_block(N, 768), K};
 }
-
-// C [M, N] = A @ B, or C += A @ B, on all threads. A has terms_of(K). B is
-// packed if it is converted, or multiplied by oneDNN. C is computed in
-// opmath_t.
-template <typename scalar_t, typename gemm_t, typename out_t>
-class ProductOnThreads {
- public:
-  ProductOnThreads(
-      int64_t M,
-      int64_t N,
-      int64_t K,
-      const gemm_t* A,
-      int64_t lda,
-      const scalar_t* B,
-      int64_t ldb,
-      out_t* C,
-      int64_t ldc,
-      bool accumulate,
-      const Blocks& blocks)
-      : M_(M),
-        N_(N),
-        K_(K),
-        A_(A),
-        lda_(lda),
-        B_(B),
-        ldb_(ldb),
-        C_(C),
-        ldc_(ldc),
-        accumulate_(accumulate),
-        blocks_(blocks),
-        packed_(packs_ && row_blocks_ > 1 ? panels_ * width_ * terms_ : 0) {}
-
-  void run() const {
-    if (packs_ && row_blocks_ > 1) {
-      at::parallel_for(
-          0,
-          panels_,
-          grain_size(terms_ * width_ / kPackedPerNanosecond),
-          [&](int64_t begin, int64_t end) {
-            for (auto panel = begin; panel < end; ++panel) {
-              pack(panel, 0, terms_, packed_.data() + panel * width_ * terms_);
-            }
-          });
-    }
-    const auto nanoseconds = std::max<int64_t>(2 * terms_, 20) * blocks_.rows *
-        blocks_.columns / kFlopPerNanosecond;
-    at::parallel_for(
-        0,
-        row_blocks_ * panels_,
-        grain_size(nanoseconds),
-        [&](int64_t begin, int64_t end) {
-          const Scratch<opmath_t> sums(
-              kInPlace ? 0 : blocks_.rows * blocks_.columns);
-          const Scratch<gemm_t> panel(
-              packs_ && row_blocks_ == 1 ? blocks_.terms * width_ : 0);
-          for (auto task = begin; task < end; ++task) {
-            one_block(
-                task / panels_ * blocks_.rows,
-                task % panels_,
-                sums.data(),
-                panel.data());
-          }
-          release_gemm<gemm_t>();
-        });
-  }
-
- private:
-  using opmath_t = at::opmath_type<out_t>;
-  static constexpr bool kInPlace = std::is_same_v<out_t, opmath_t>;
-  static constexpr bool kAlwaysPacks =
-      !std::is_same_v<scalar_t, gemm_t> || kPair<gemm_t> == 2;
-
-  void pack(int64_t panel, int64_t k, int64_t terms, gemm_t* to) const {
-    const auto column = panel * blocks_.columns;
-    vectorized<PackRows<scalar_t, gemm_t>>()(
-        {B_ + k * ldb_ + column,
-         ldb_,
-         K_ - k,
-         std::min(blocks_.columns, N_ - column),
-         to,
-         width_},
-        0,
-        terms / kPair<gemm_t>);
-  }
-
-  void one_block(int64_t row, int64_t panel, opmath_t* sums, gemm_t* scratch)
-      const {
-    const auto column = panel * blocks_.columns;
-    const auto rows = std::min(blocks_.rows, M_ - row);
-    const auto columns = std::min(blocks_.columns, N_ - column);
-    auto* C = C_ + row * ldc_ + column;
-    if constexpr (kInPlace) {
-      multiply(row, rows, panel, columns, scratch, C, ldc_);
-    } else {
-      multiply(row, rows, panel, columns, scratch, sums, columns);
-      vectorized<ConvertRows<opmath_t, out_t>>()(
-          {sums, columns, columns, C, ldc_}, 0, rows);
-    }
-  }
-
-  void multiply(
-      int64_t row,
-      int64_t rows,
-      int64_t panel,
-      int64_t columns,
-      gemm_t* scratch,
-      opmath_t* C,
-      int64_t ldc) const {
-    for (int64_t k = 0; k < terms_; k += blocks_.terms) {
-      const auto terms = std::min(blocks_.terms, terms_ - k);
-      const auto* A = A_ + row * lda_ + k;
-      const bool accumulate = accumulate_ || k > 0;
-      const auto* B = block_of_B(panel, k, terms, scratch);
-      const auto ldb = packs_ ? width_ : ldb_;
-      if constexpr (!std::is_same_v<gemm_t, double>) {
-        if (blocks_.by_onednn) {
-          const auto product =
-              blocks_.in_one_call ? gemm<gemm_t> : gemm_of_rows<gemm_t>;
-          product(rows, columns, terms, A, lda_, B, ldb, C, ldc, accumulate);
-          continue;
-        }
-      }
-      if constexpr (kPair<gemm_t> == 1) {
-        lltm::multiply<gemm_t>(
-            rows,
-            columns,
-            terms,
-            A,
-            lda_,
-            B,
-            ldb,
-            C,
-            ldc,
-            accumulate,
-            M_,
-            packs_);
-      }
-    }
-  }
-
-  const gemm_t*
-  block_of_B(int64_t panel, int64_t k, int64_t terms, gemm_t* scratch) const {
-    if constexpr (!kAlwaysPacks) {
-      if (!packs_) {
-        return B_ + k * ldb_ + panel * blocks_.columns;
-      }
-    }
-    if (row_blocks_ > 1) {
-      return packed_.data() + (panel * terms_ + k) * width_;
-    }
-    pack(panel, k, terms, scratch);
-    return scratch;
-  }
-
-  const int64_t M_;
-  const int64_t N_;
-  const int64_t K_;
-  const gemm_t* const A_;
-  const int64_t lda_;
-  const scalar_t* const B_;
-  const int64_t ldb_;
-  out_t* const C_;
-  const int64_t ldc_;
-  const bool accumulate_;
-  const Blocks blocks_;
-  const bool packs_ = kAlwaysPacks || blocks_.by_onednn;
-  const int64_t terms_ = blocks_.by_onednn ? terms_of<gemm_t>(K_) : K_;
-  const int64_t width_ = round_up(blocks_.columns, kVector);
-  const int64_t row_blocks_ = at::divup(M_, blocks_.rows);
-  const int64_t panels_ = at::divup(N_, blocks_.columns);
-  const Scratch<gemm_t> packed_;
-};
 
 // d_weights = or += d_gates.T @ [old_h, input]
 template <typename scalar_t, typename gemm_t, typename out_t>

@@ -1,16 +1,13 @@
-#include "cpu/choices.h"
+#include "cpu/lltm_sequence_forward.h"
+
 #include "cpu/lltm_forward.h"
-#include "cpu/lltm_gates.h"
+#include "cpu/lltm_sequence_forward_steps.h"
 #include "cpu/lltm_sequence_states.h"
-#include "cpu/primitives/dot.h"
+#include "cpu/primitives/cpu_capability.h"
 #include "cpu/primitives/gemm.h"
-#include "cpu/primitives/gemm_of_rows.h"
 #include "cpu/primitives/pack.h"
-#include "cpu/primitives/product.h"
 #include "cpu/primitives/profiled_path.h"
 #include "cpu/primitives/scratch.h"
-#include "cpu/primitives/team.h"
-#include "cpu/primitives/vectorize.h"
 #include "ops/dispatch.h"
 #include "ops/lltm_sequence.h"
 #include "ops/lltm_sequence_checks.h"
@@ -20,463 +17,50 @@
 #include <ATen/OpMathType.h>
 #include <torch/library.h>
 
-#include <algorithm>
-#include <cstdint>
-#include <limits>
 #include <type_traits>
-#include <vector>
 
-// lltm::sequence_forward on the CPU, from its tensors (at the end of the file)
-// to the products of a panel of weights.
+// lltm::sequence_forward on the CPU: a loop over the cell for few steps, else
+// the steps of lltm_sequence_forward_steps.h.
 namespace lltm {
 
 namespace {
 
-// Rows of a step that a panel is multiplied with at a time: their products, and
-// what they are made of, fit in the caches. Pairs take half the room.
-template <typename gemm_t>
-constexpr int64_t kMaxRowsOfABlock = 64 * kPair<gemm_t>;
-// For fewer rows of the batch, the products with the input of many steps are
-// made at once, so each step reads only the weights for h. AMX also takes time
-// to turn from one shape of a product to another: 77x12x96x192 in bfloat16
-// takes 9 % less on the Xeon.
-template <typename gemm_t>
-constexpr int64_t kMinRowsOfOneProduct = kPair<gemm_t> == 2 ? 32 : 8;
-
-// On raw pointers to contiguous memory; batch is that of h0.
-template <typename scalar_t>
-struct SequenceForwardPointers {
-  const std::vector<SequenceStep>& steps;
-  bool packed;
-  int64_t batch;
-  int64_t input_features;
-  int64_t state_size;
-  const scalar_t* input;
-  const scalar_t* weights;
-  const scalar_t* bias;
-  OldStates<scalar_t> old_h;
-  OldCells<scalar_t> old_cell;
-  scalar_t* output;
-  scalar_t* cells;
-  scalar_t* gates; // null: not wanted
-
-  int64_t features() const {
-    return state_size + input_features;
-  }
-
-  // The states of a step's rows, of which units [first_unit, end_unit) are
-  // computed.
-  States<scalar_t> states(
-      int64_t i,
-      const Part& rows,
-      int64_t first_unit,
-      int64_t end_unit,
-      const at::opmath_type<scalar_t>* converted_bias) const {
-    const auto at = (steps[i].first_row + rows.begin) * state_size;
-    return {
-        state_size,
-        converted_bias,
-        old_cell.before(i, rows, first_unit, end_unit),
-        old_cell.after(i, rows),
-        output + at,
-        cells + at,
-        gates == nullptr ? nullptr : gates + 3 * at};
-  }
-};
+// With fewer steps, packing the weights pays only at few sizes. Zen 5.
+constexpr size_t kStepsWorthPacking = 8;
+// For one or two rows of the batch, and weights of which L2 keeps a third at
+// most, packing them pays later: as they lie they are read from L3 almost as
+// fast. On the Xeon 50x1x1024x1024 takes 16 % less time without packing, and
+// 8x2x2048x2048 half; 500x1x1024x1024 would take 3 % more, 100x1x512x512 29 %.
+// On Zen 4 16x1x1024x1024 takes a third less, 8x2x2048x2048 70 %, and
+// 50x1x1024x1024 the same.
+// It is asked about sequences of kStepsWorthPacking steps and more.
+constexpr size_t kMostStepsUnpacked = 64;
+inline bool
+is_packing_faster(int64_t batch, size_t steps, int64_t weight_bytes) {
+  return batch > 2 || steps > kMostStepsUnpacked ||
+      weight_bytes <= 3 * l2_bytes();
+}
 
 // With weights as they lie, as a loop over the cell.
 template <typename scalar_t>
 void forward_step_by_step(const SequenceForwardPointers<scalar_t>& a) {
+  const InOpmath<scalar_t> bias(a.bias, 3 * a.state_size);
   const Scratch<scalar_t> scratch(a.batch * a.state_size);
   for (size_t i = 0; i < a.steps.size(); ++i) {
     const auto [row, rows, carried] = a.steps[i];
-    const auto* old_h =
-        a.old_h.template rows<scalar_t>(i, 0, rows, scratch.data());
-    const auto s = a.states(i, Part(rows, 0, 1), 0, a.state_size, nullptr);
-    ForwardPointers<scalar_t> step{
-        {rows, a.input_features, a.state_size},
-        a.input + row * a.input_features,
-        a.weights,
-        a.bias,
-        old_h,
-        /*old_cell=*/nullptr,
-        s.new_h,
-        s.new_cell,
-        s.gates,
-        s.old_cell,
-        s.next_cell};
-    if constexpr (std::is_same_v<scalar_t, at::opmath_type<scalar_t>>) {
-      // Its results are not rounded, so they are the next step's old cells.
-      step.old_cell = s.old_cell;
-      step.unrounded_old_cell = nullptr;
-      step.unrounded_new_cell = nullptr;
-      forward_step<scalar_t>(step);
-      std::copy_n(s.new_cell, rows * a.state_size, s.next_cell);
-    } else {
-      forward_step<scalar_t>(step);
-    }
+    forward_step<scalar_t>(
+        {{rows, a.input_features, a.state_size},
+         a.input + row * a.input_features,
+         a.weights,
+         a.old_h.template rows<scalar_t>(i, 0, rows, scratch.data()),
+         a.states(i, Part(rows, 0, 1), 0, a.state_size, bias.data())});
   }
 }
-
-// gates = [old_h, input] @ weights.T, by panels of the weights of some hidden
-// units, which are packed once, [features, 3, units], or read as they lie. The
-// products of a panel become gates and new states while they are in the cache.
-template <typename scalar_t, typename gemm_t>
-class SequenceForward {
- public:
-  SequenceForward(const SequenceForwardPointers<scalar_t>& pointers, bool packs)
-      : a_(pointers),
-        packs_(packs),
-        shape_(shape()),
-        multiplies_input_first_(
-            a_.input_features > 0 && a_.batch < kMinRowsOfOneProduct<gemm_t>),
-        chunks_(sequence_chunks(a_.steps, max_chunk_rows())),
-        bias_(3 * a_.state_size),
-        weights_(packs_ ? panels_ * width_ * a_.features() : 0),
-        products_(shape_.slots() * products_per_slot()),
-        old_h_(shape_.slots() * old_h_per_slot()),
-        input_(kConverts ? shape_.slots() * input_per_slot() : 0) {
-    const auto size = 3 * a_.state_size;
-    vectorized<ConvertRows<scalar_t, opmath_t>>()(
-        {a_.bias, size, size, bias_.data(), size}, 0, 1);
-  }
-
-  void run() const {
-    run_team(shape_.slots(), [&](int64_t begin, int64_t end, Barrier& barrier) {
-      run(begin, end, barrier);
-      release_gemm<gemm_t>();
-    });
-  }
-
- private:
-  using opmath_t = at::opmath_type<scalar_t>;
-  static constexpr bool kConverts = !std::is_same_v<scalar_t, gemm_t>;
-
-  void run(int64_t begin, int64_t end, Barrier& barrier) const {
-    for (int64_t slot = begin; slot < end; ++slot) {
-      const Part panels(panels_, slot, shape_.slots());
-      for (auto panel = panels.begin; packs_ && panel < panels.end; ++panel) {
-        pack(panel);
-      }
-    }
-    if (!barrier.wait(end - begin)) {
-      return;
-    }
-    for (const auto& chunk : chunks_) {
-      for (int64_t slot = begin; multiplies_input_first_ && slot < end;
-           ++slot) {
-        multiply_input(slot, chunk);
-      }
-      for (auto step = chunk.begin; step < chunk.end; ++step) {
-        for (int64_t slot = begin; slot < end; ++slot) {
-          one_step(slot, chunk, step);
-        }
-        if (shape_.unit_groups > 1 && !barrier.wait(end - begin)) {
-          return;
-        }
-      }
-    }
-  }
-
-  void pack(int64_t panel) const {
-    constexpr auto pair = kPair<gemm_t>;
-    using from_t = std::conditional_t<pair == 2, Pair<scalar_t>, scalar_t>;
-    using to_t = std::conditional_t<pair == 2, Pair<gemm_t>, gemm_t>;
-    for (int64_t gate = 0; gate < 3; ++gate) {
-      vectorized<PackTransposed<from_t, to_t>>()(
-          {reinterpret_cast<const from_t*>(weights_of(panel, gate)),
-           a_.features() / pair,
-           units_of(panel),
-           units_,
-           reinterpret_cast<to_t*>(packed(panel, 0)) + gate * units_,
-           width_},
-          0,
-          a_.features() / pair);
-    }
-  }
-
-  const scalar_t* weights_of(int64_t panel, int64_t gate) const {
-    const auto row = gate * a_.state_size + panel * units_;
-    return a_.weights + row * a_.features();
-  }
-
-  int64_t units_of(int64_t panel) const {
-    return std::min(units_, a_.state_size - panel * units_);
-  }
-
-  gemm_t* packed(int64_t panel, int64_t feature) const {
-    return weights_.data() + (panel * a_.features() + feature) * width_;
-  }
-
-  // C [rows, width_] of a panel: = or += A @ the weights of K features.
-  void multiply(
-      int64_t rows,
-      int64_t panel,
-      int64_t first_feature,
-      int64_t K,
-      const gemm_t* A,
-      opmath_t* C,
-      bool accumulate) const {
-    if constexpr (std::is_same_v<scalar_t, opmath_t>) {
-      for (int64_t gate = 0; !packs_ && gate < 3; ++gate) {
-        dot(rows,
-            units_of(panel),
-            K,
-            A,
-            K,
-            weights_of(panel, gate) + first_feature,
-            a_.features(),
-            C + gate * units_,
-            width_,
-            accumulate);
-      }
-      if (!packs_) {
-        return;
-      }
-    }
-    const auto* B = packed(panel, first_feature);
-    if constexpr (kPair<gemm_t> == 2) {
-      for (int64_t k = 0; k < K; k += kMaxK<gemm_t>) {
-        gemm_of_rows<gemm_t>(
-            rows,
-            width_,
-            std::min(kMaxK<gemm_t>, K - k),
-            A + k,
-            K,
-            B + k * width_,
-            width_,
-            C,
-            width_,
-            accumulate || k > 0);
-      }
-    } else {
-      lltm::multiply<gemm_t>(
-          rows, width_, K, A, K, B, width_, C, width_, accumulate, rows, true);
-    }
-  }
-
-  void multiply_input(int64_t slot, const SequenceChunk& chunk) const {
-    if (shape_.row_groups == 1) {
-      return multiply_input(
-          slot, chunk, /*row_of_products=*/0, chunk.first_row, chunk.rows);
-    }
-    for (auto step = chunk.begin; step < chunk.end; ++step) {
-      const auto rows = rows_of(slot, step);
-      const auto first_row = a_.steps[step].first_row + rows.begin;
-      const auto row = row_of_products(chunk, step);
-      multiply_input(slot, chunk, row, first_row, rows.size());
-    }
-  }
-
-  void multiply_input(
-      int64_t slot,
-      const SequenceChunk& chunk,
-      int64_t row_of_products,
-      int64_t first_row,
-      int64_t rows) const {
-    const auto* A = input_of(slot, first_row, rows);
-    const auto panels = panels_of(slot);
-    for (auto panel = panels.begin; panel < panels.end; ++panel) {
-      multiply(
-          rows,
-          panel,
-          a_.state_size,
-          a_.input_features,
-          A,
-          products_of(slot, chunk, panel, row_of_products),
-          false);
-    }
-  }
-
-  void one_step(int64_t slot, const SequenceChunk& chunk, int64_t i) const {
-    const auto rows = rows_of(slot, i);
-    if (rows.size() <= 0) {
-      return;
-    }
-    const auto panels = panels_of(slot);
-    const auto first_row = a_.steps[i].first_row + rows.begin;
-    const auto* old_h = a_.old_h.template rows<gemm_t>(
-        i, rows.begin, rows.end, old_h_.data() + slot * old_h_per_slot());
-    const auto* input = multiplies_input_first_
-        ? nullptr
-        : input_of(slot, first_row, rows.size());
-    const auto states = a_.states(
-        i,
-        rows,
-        panels.begin * units_,
-        std::min(panels.end * units_, a_.state_size),
-        bias_.data());
-    const auto blocks = at::divup(rows.size(), kMaxRowsOfABlock<gemm_t>);
-    for (int64_t block = 0; block < blocks; ++block) {
-      const Part rows_of_block(rows.size(), block, blocks);
-      for (int64_t j = 0; j < panels.size(); ++j) {
-        const auto panel =
-            panels.begin + block_in_turn(i + block, j, panels.size());
-        one_panel(
-            panel,
-            rows_of_block,
-            old_h,
-            input,
-            states,
-            products_of(slot, chunk, panel, row_of_products(chunk, i)));
-      }
-    }
-  }
-
-  void one_panel(
-      int64_t panel,
-      const Part& rows,
-      const gemm_t* old_h,
-      const gemm_t* input,
-      const States<scalar_t>& states,
-      opmath_t* products) const {
-    const auto size = a_.state_size;
-    if (input != nullptr) {
-      const auto features = a_.input_features;
-      const auto* A = input + rows.begin * features;
-      multiply(rows.size(), panel, size, features, A, products, false);
-    }
-    const auto* A = old_h + rows.begin * size;
-    multiply(rows.size(), panel, 0, size, A, products, a_.input_features > 0);
-    const auto unit = panel * units_;
-    vectorized<Gates<scalar_t>>()(
-        {states,
-         products - rows.begin * width_,
-         units_,
-         unit,
-         std::min(unit + units_, size)},
-        rows.begin,
-        rows.end);
-  }
-
-  // Rows of input, which are converted where the types differ.
-  const gemm_t* input_of(int64_t slot, int64_t row, int64_t rows) const {
-    const auto size = a_.input_features;
-    const auto* from = a_.input + row * size;
-    if constexpr (kConverts) {
-      auto* to = input_.data() + slot * input_per_slot();
-      vectorized<ConvertRows<scalar_t, gemm_t>>()(
-          {from, size, size, to, size}, 0, rows);
-      return to;
-    } else {
-      return from;
-    }
-  }
-
-  // The rows of a step that belong to a slot.
-  Part rows_of(int64_t slot, int64_t step) const {
-    return shape_.rows(slot, a_.batch, a_.steps[step].rows);
-  }
-
-  // A slot keeps products of a panel for many steps: this is a step's first row
-  // of them.
-  int64_t row_of_products(const SequenceChunk& chunk, int64_t step) const {
-    return shape_.row_groups == 1 ? a_.steps[step].first_row - chunk.first_row
-                                  : (step - chunk.begin) * rows_per_slot();
-  }
-
-  // Products with input are kept for a chunk, others for a block of rows.
-  opmath_t* products_of(
-      int64_t slot,
-      const SequenceChunk& chunk,
-      int64_t panel,
-      int64_t row) const {
-    auto* products = products_.data() + slot * products_per_slot();
-    const auto of_slot = panel - panels_of(slot).begin;
-    return multiplies_input_first_
-        ? products + (of_slot * rows_per_slot(chunk) + row) * width_
-        : products;
-  }
-
-  int64_t products_per_slot() const {
-    return multiplies_input_first_
-        ? most_rows_per_slot() * at::divup(panels_, shape_.unit_groups) * width_
-        : kMaxRowsOfABlock<gemm_t> * width_;
-  }
-
-  int64_t most_rows_per_slot() const {
-    return shape_.row_groups == 1
-        ? most_rows(chunks_)
-        : most_rows(chunks_) / a_.batch * rows_per_slot();
-  }
-
-  int64_t rows_per_slot(const SequenceChunk& chunk) const {
-    return shape_.row_groups == 1 ? chunk.rows
-                                  : (chunk.end - chunk.begin) * rows_per_slot();
-  }
-
-  int64_t rows_per_slot() const {
-    return at::divup(a_.batch, shape_.row_groups);
-  }
-
-  int64_t old_h_per_slot() const {
-    const bool copies =
-        kConverts || a_.packed || a_.old_h.resets.data != nullptr;
-    return copies ? rows_per_slot() * a_.state_size : 0;
-  }
-
-  int64_t input_per_slot() const {
-    const auto rows = multiplies_input_first_ && shape_.row_groups == 1
-        ? most_rows(chunks_)
-        : rows_per_slot();
-    return rows * a_.input_features;
-  }
-
-  // The tile takes one vector. What multiplies pairs is faster with 32 units:
-  // in bfloat16 they take 4 to 19 % less time than 16 on the Xeon. It takes 16
-  // where padding to 32 would cost more than that gains.
-  int64_t units_per_panel() const {
-    if (packs_ && kPair<gemm_t> == 1) {
-      return vector_bytes() / int64_t(sizeof(opmath_t));
-    }
-    const auto padding =
-        round_up(a_.state_size, 2 * kVector) - round_up(a_.state_size, kVector);
-    return 8 * padding > a_.state_size ? kVector : 2 * kVector;
-  }
-
-  Part panels_of(int64_t slot) const {
-    return shape_.panels(slot, panels_);
-  }
-
-  TeamShape shape() const {
-    const auto nanoseconds = a_.batch * a_.state_size *
-        (6 * a_.features() / kFlopPerNanosecond + kNanosecondsOfGates);
-    const auto weight_bytes =
-        3 * a_.state_size * a_.state_size * int64_t(sizeof(gemm_t));
-    return team_shape(
-        nanoseconds,
-        a_.steps.size(),
-        max_row_groups(a_.packed, a_.batch, weight_bytes),
-        panels_);
-  }
-
-  // The products that are kept fit in half of an L2 cache.
-  int64_t max_chunk_rows() const {
-    return multiplies_input_first_
-        ? l2_bytes() / 2 / (panels_ * width_ * int64_t(sizeof(opmath_t)))
-        : std::numeric_limits<int64_t>::max();
-  }
-
-  const SequenceForwardPointers<scalar_t>& a_;
-  const bool packs_;
-  const int64_t units_ = units_per_panel();
-  const int64_t width_ = 3 * units_;
-  const int64_t panels_ = at::divup(a_.state_size, units_);
-  const TeamShape shape_;
-  const bool multiplies_input_first_;
-  const std::vector<SequenceChunk> chunks_;
-  const Scratch<opmath_t> bias_;
-  const Scratch<gemm_t> weights_;
-  const Scratch<opmath_t> products_;
-  const Scratch<gemm_t> old_h_;
-  const Scratch<gemm_t> input_;
-};
 
 template <typename scalar_t>
 void sequence_forward_steps(const SequenceForwardPointers<scalar_t>& a) {
   using opmath_t = at::opmath_type<scalar_t>;
   if (a.steps.size() < kStepsWorthPacking) {
-    const ProfiledPath path("lltm::sequence_forward_step_by_step");
     return forward_step_by_step(a);
   }
   if constexpr (kPair<scalar_t> == 2) {
@@ -490,8 +74,7 @@ void sequence_forward_steps(const SequenceForwardPointers<scalar_t>& a) {
       3 * a.state_size * a.state_size * int64_t(sizeof(opmath_t));
   const bool packs = !std::is_same_v<scalar_t, opmath_t> ||
       is_packing_faster(a.batch, a.steps.size(), weight_bytes);
-  const ProfiledPath path(
-      packs ? "lltm::sequence_forward_gemm" : "lltm::sequence_forward_dot");
+  const ProfiledPath path("lltm::sequence_forward_gemm");
   SequenceForward<scalar_t, opmath_t>(a, packs).run();
 }
 

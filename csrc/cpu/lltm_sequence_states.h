@@ -16,6 +16,15 @@
 
 namespace lltm {
 
+// Steps take the blocks of weights in alternating order, so a step begins with
+// the blocks that the step before it has left in the cache. On the Xeon
+// 50x1x1024x1024 takes 8 % less time on one thread and 17 % on two, and
+// 100x1x512x512 35 % less on one. This is the block that a step takes as its
+// i-th.
+constexpr int64_t block_in_turn(int64_t step, int64_t i, int64_t blocks) {
+  return step % 2 == 0 ? i : blocks - 1 - i;
+}
+
 // Which rows begin a new sequence.
 struct Resets {
   // Null if there are none. Bytes, for a view of uint8 as bool may hold any.

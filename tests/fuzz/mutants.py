@@ -57,7 +57,7 @@ MUTANTS = [
     ),
     Mutant(
         "a gradient that passes a reset",
-        "csrc/cpu/lltm_sequence_backward.cpp",
+        "csrc/cpu/lltm_sequence_backward_steps.h",
         "std::fill_n(d_cell_.data() + at, units, opmath_t(0));",
         "",
     ),
@@ -69,9 +69,9 @@ MUTANTS = [
     ),
     Mutant(
         "a stride ignored",
-        "csrc/cpu/lltm_kernel.cpp",
-        "const auto old_cell_ = a.old_cell.expect_contiguous();",
-        "const auto old_cell_ = c10::MaybeOwned<at::Tensor>::borrowed(a.old_cell);",
+        "csrc/cpu/lltm_forward.cpp",
+        "const auto old_cell = a.old_cell.expect_contiguous();",
+        "const auto old_cell = c10::MaybeOwned<at::Tensor>::borrowed(a.old_cell);",
     ),
     Mutant(
         "memory not written",
@@ -111,9 +111,9 @@ MUTANTS = [
     ),
     Mutant(
         "the wrong order of gates in one path",
-        "csrc/cpu/lltm_forward_pointwise.cpp",
-        "exists ? from.bias[gate * from.state_size + i] : scalar_t(0);",
-        "exists ? from.bias[(2 - gate) * from.state_size + i] : scalar_t(0);",
+        "csrc/cpu/lltm_forward.cpp",
+        "products + (first_gate + i) * ld_rest_,",
+        "products + (2 - first_gate - i) * ld_rest_,",
     ),
     Mutant(
         "a lost tail of bfloat16",
@@ -124,8 +124,8 @@ MUTANTS = [
     Mutant(
         "a lost tail of a dot product",
         "csrc/cpu/primitives/dot.h",
-        "for (int64_t rest = k; rest < K; ++rest) {",
-        "for (int64_t rest = k; rest + 1 < K; ++rest) {",
+        "for (auto rest = k; rest < p.K; ++rest) {",
+        "for (auto rest = k; rest + 1 < p.K; ++rest) {",
     ),
     Mutant(
         "a chain of a tile that is not added",
@@ -146,10 +146,16 @@ MUTANTS = [
         "",
     ),
     Mutant(
-        "a lost term of an odd sum",
-        "csrc/cpu/primitives/gemm_of_24_columns.h",
-        "if (k < K) {",
-        "if (K < k) {",
+        "a wrong stride for the terms of a sum",
+        "csrc/cpu/primitives/tile.h",
+        "load_lanes(B + (k + chain) * ldb + j * lanes, b[j]);",
+        "load_lanes(B + (k + chain) * kVectors * lanes + j * lanes, b[j]);",
+    ),
+    Mutant(
+        "rows that no panel holds, in the place of others",
+        "csrc/cpu/lltm_forward_batch.h",
+        "{a_.input + packed_rows_ * a_.input_features,",
+        "{a_.input,",
     ),
     Mutant(
         "lost columns beyond whole vectors",

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <unistd.h>
+
 #include <cstdint>
 
 namespace lltm {
@@ -16,6 +18,16 @@ inline int64_t vector_bytes() {
   return capability == CPUCapability::kAVX512 ? 64
       : capability == CPUCapability::kAVX2    ? 32
                                               : 16;
+}
+
+// Of a core.
+inline int64_t l2_bytes() {
+#if defined(_SC_LEVEL2_CACHE_SIZE)
+  static const int64_t bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
+  return bytes > 0 ? bytes : 1 << 20;
+#else
+  return 1 << 20;
+#endif
 }
 
 } // namespace lltm

@@ -1,20 +1,21 @@
 #pragma once
 
 #include "cpu/primitives/lanes.h"
+#include "cpu/primitives/tile.h"
 #include "cpu/primitives/vectorize.h"
 
 #include <c10/macros/Macros.h>
 
+#include <algorithm>
 #include <cstdint>
 
-// C = A @ B.T, or C += A @ B.T, mostly for a few rows of A. A and B are read
-// along their rows, as they lie. The rows of B stream past once for every four
-// rows of A; packing them would cost more.
+// C = A @ B.T, or C += A @ B.T, for a few rows of A. A and B are read along
+// their rows, as they lie; packing B would cost more.
 namespace lltm {
 
-// For kM rows of A, and rows [begin, end) of B, whole groups of kN.
-template <typename T, int64_t kM, int64_t kN>
-struct DotTile {
+template <typename T>
+struct Dot {
+  int64_t M;
   int64_t K;
   const T* A;
   int64_t lda;
@@ -24,78 +25,84 @@ struct DotTile {
   int64_t ldc;
   bool accumulate;
 
+  // Rows of B. All rows of A pass over a few of them, which stay in the cache.
   template <int64_t kBytes>
   C10_ALWAYS_INLINE void run(int64_t begin, int64_t end) const {
-    constexpr auto at_once = rows_at_once<kBytes>();
-    for (int64_t row = begin; row < end; row += at_once) {
-      tile<kBytes, at_once>(B + row * ldb, C + row);
+    constexpr int64_t at_once = 12;
+    for (auto row = begin; row < end; row += at_once) {
+      in_tiles<kRowsOfA<kBytes>>(
+          0, M, Tiles<kBytes>{*this, row, std::min(row + at_once, end)});
     }
   }
 
-  // Rows of B whose sums fit in registers.
+ private:
   template <int64_t kBytes>
-  static constexpr int64_t rows_at_once() {
-    constexpr int64_t few = kM == 4 ? 3 : 4;
-    return kHasManyRegisters<kBytes> || kN < few ? kN : few;
-  }
+  static constexpr int64_t kRowsOfA = kHasManyRegisters<kBytes> ? 6 : 4;
 
-  template <int64_t kBytes, int64_t kRows>
-  C10_ALWAYS_INLINE void tile(const T* B, T* C) const {
-    using lanes_t = typename Lanes<T, kBytes>::type;
-    constexpr auto lanes = Lanes<T, kBytes>::count;
-    lanes_t sums[kM][kRows] = {};
-    int64_t k = 0;
-    for (; k + lanes <= K; k += lanes) {
-      lanes_t b, a[kM];
-      // Without the pragmas gcc 12 keeps the sums of four rows in memory.
-#pragma GCC unroll 8
-      for (int64_t i = 0; i < kM; ++i) {
-        load_lanes(A + i * lda + k, a[i]);
+  // Rows of B whose sums fit in registers, and are chains enough.
+  template <int64_t kBytes, int64_t kM>
+  static constexpr int64_t kRowsOfB = kM == 2 ? 6
+      : kM == 4 && !kHasManyRegisters<kBytes> ? 3
+                                              : 4;
+
+  template <int64_t kBytes>
+  struct Tiles {
+    const Dot& p;
+    int64_t begin; // rows of B
+    int64_t end;
+
+    template <int64_t kM>
+    C10_ALWAYS_INLINE void rows(int64_t row) const {
+      constexpr auto at_once = kRowsOfB<kBytes, kM>;
+      auto column = begin;
+      for (; column + at_once <= end; column += at_once) {
+        tile<kM, at_once>(row, column);
       }
-#pragma GCC unroll 8
-      for (int64_t row = 0; row < kRows; ++row) {
-        load_lanes(B + row * ldb + k, b);
+      for (; column < end; ++column) {
+        tile<kM, 1>(row, column);
+      }
+    }
+
+    template <int64_t kM, int64_t kN>
+    C10_ALWAYS_INLINE void tile(int64_t row, int64_t column) const {
+      using lanes_t = typename Lanes<T, kBytes>::type;
+      constexpr auto lanes = Lanes<T, kBytes>::count;
+      const auto* A = p.A + row * p.lda;
+      const auto* B = p.B + column * p.ldb;
+      lanes_t sums[kM][kN] = {};
+      int64_t k = 0;
+      for (; k + lanes <= p.K; k += lanes) {
+        lanes_t a[kM], b;
+        // Without the pragmas gcc 12 keeps the sums in memory.
 #pragma GCC unroll 8
         for (int64_t i = 0; i < kM; ++i) {
-          sums[i][row] += b * a[i];
+          load_lanes(A + i * p.lda + k, a[i]);
+        }
+#pragma GCC unroll 8
+        for (int64_t j = 0; j < kN; ++j) {
+          load_lanes(B + j * p.ldb + k, b);
+#pragma GCC unroll 8
+          for (int64_t i = 0; i < kM; ++i) {
+            sums[i][j] += b * a[i];
+          }
+        }
+      }
+#pragma GCC unroll 8
+      for (int64_t i = 0; i < kM; ++i) {
+        T totals[kN];
+        add_lanes_of<T, kBytes, kN>(sums[i], totals);
+        auto* C = p.C + (row + i) * p.ldc + column;
+        for (int64_t j = 0; j < kN; ++j) {
+          for (auto rest = k; rest < p.K; ++rest) {
+            totals[j] += A[i * p.lda + rest] * B[j * p.ldb + rest];
+          }
+          C[j] = p.accumulate ? C[j] + totals[j] : totals[j];
         }
       }
     }
-    for (int64_t i = 0; i < kM; ++i) {
-      for (int64_t row = 0; row < kRows; ++row) {
-        T sum = add_lanes<T, kBytes>(sums[i][row]);
-        for (int64_t rest = k; rest < K; ++rest) {
-          sum += A[i * lda + rest] * B[row * ldb + rest];
-        }
-        auto& c = C[i * ldc + row];
-        c = accumulate ? c + sum : sum;
-      }
-    }
-  }
+  };
 };
 
-template <typename T, int64_t kM, int64_t kN>
-void dot_rows(
-    int64_t N,
-    int64_t K,
-    const T* A,
-    int64_t lda,
-    const T* B,
-    int64_t ldb,
-    T* C,
-    int64_t ldc,
-    bool accumulate) {
-  const auto whole = N / kN * kN;
-  vectorized<DotTile<T, kM, kN>>()(
-      {K, A, lda, B, ldb, C, ldc, accumulate}, 0, whole);
-  if (whole < N) {
-    vectorized<DotTile<T, kM, 1>>()(
-        {K, A, lda, B, ldb, C, ldc, accumulate}, whole, N);
-  }
-}
-
-// Tiles of 4, 2 and 1 rows of A. How many sums each keeps in registers was
-// measured.
 template <typename T>
 void dot(
     int64_t M,
@@ -108,20 +115,7 @@ void dot(
     T* C,
     int64_t ldc,
     bool accumulate) {
-  int64_t i = 0;
-  for (; i + 4 <= M; i += 4) {
-    dot_rows<T, 4, 6>(
-        N, K, A + i * lda, lda, B, ldb, C + i * ldc, ldc, accumulate);
-  }
-  if (i + 2 <= M) {
-    dot_rows<T, 2, 8>(
-        N, K, A + i * lda, lda, B, ldb, C + i * ldc, ldc, accumulate);
-    i += 2;
-  }
-  if (i < M) {
-    dot_rows<T, 1, 4>(
-        N, K, A + i * lda, lda, B, ldb, C + i * ldc, ldc, accumulate);
-  }
+  vectorized<Dot<T>>()({M, K, A, lda, B, ldb, C, ldc, accumulate}, 0, N);
 }
 
 } // namespace lltm

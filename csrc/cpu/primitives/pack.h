@@ -3,7 +3,10 @@
 #include "cpu/primitives/convert.h"
 #include "cpu/primitives/gemm.h"
 #include "cpu/primitives/lanes.h"
+#include "cpu/primitives/scratch.h"
 #include "cpu/primitives/vectorize.h"
+
+#include <ATen/OpMathType.h>
 
 #include <algorithm>
 #include <cstring>
@@ -28,12 +31,6 @@ C10_ALWAYS_INLINE void move(const from_t& from, to_t& to) {
     store(load(from), to);
   }
 }
-
-#if defined(__has_builtin)
-#if __has_builtin(__builtin_shufflevector)
-#define LLTM_SHUFFLE __builtin_shufflevector
-#endif
-#endif
 
 #ifdef LLTM_SHUFFLE
 // 4 x 4 words: every instruction set shuffles 16 bytes.
@@ -188,6 +185,33 @@ struct ConvertRows {
       move(from[i], to[i]);
     }
   }
+};
+
+// size elements in opmath_t: as they lie, or converted.
+template <typename scalar_t>
+class InOpmath {
+ public:
+  using opmath_t = at::opmath_type<scalar_t>;
+
+  InOpmath(const scalar_t* from, int64_t size) : copy_(kConverts ? size : 0) {
+    if constexpr (kConverts) {
+      vectorized<ConvertRows<scalar_t, opmath_t>>()(
+          {from, size, size, copy_.data(), size}, 0, 1);
+      data_ = copy_.data();
+    } else {
+      data_ = from;
+    }
+  }
+
+  const opmath_t* data() const {
+    return data_;
+  }
+
+ private:
+  static constexpr bool kConverts = !std::is_same_v<scalar_t, opmath_t>;
+
+  const Scratch<opmath_t> copy_;
+  const opmath_t* data_;
 };
 
 // Packs B [rows, columns] of gemm() as it lies, for groups of kPair rows in

@@ -10,14 +10,6 @@ namespace lltm {
 
 namespace {
 
-// Terms of one chain of additions. So few keep the error below twice that of
-// PyTorch's products, and three vectors of B for all of them within L1, of 24
-// KB: with 256 terms of 64 bytes, 20x128x512x512 takes 5 % more on the Xeon.
-template <int64_t kBytes>
-constexpr int64_t kTerms = kBytes == 64 ? 128 : 256;
-// Few rows of A take B as it lies, and pass over so many terms in long rows:
-// the processor fetches ahead within a page.
-constexpr int64_t kTermsAsTheyLie = 64;
 // With so many rows of A a tile asks for its share of what is copied next of B,
 // whose rows may lie too far apart for the processor to fetch it. Fewer rows
 // take as long to ask as to wait.
@@ -38,7 +30,7 @@ struct Product {
   int64_t ldc;
   bool accumulate;
   int64_t all_rows;
-  bool is_packed;
+  int64_t chain;
 
   // Columns of B and C.
   template <int64_t kBytes>
@@ -54,7 +46,7 @@ struct Product {
       begin = whole;
     }
     const bool by_panels = M > kFewRows && K <= kTermsOfWholePanels;
-    const auto terms = by_panels ? K : chain<kBytes>();
+    const auto terms = by_panels ? K : chain;
     for (int64_t k = 0; k < K && begin < end; k += terms) {
       panels<kBytes>({0, M, k, std::min(k + terms, K)}, begin, end);
     }
@@ -67,11 +59,6 @@ struct Product {
     int64_t first_term;
     int64_t end_term;
   };
-
-  template <int64_t kBytes>
-  C10_ALWAYS_INLINE int64_t chain() const {
-    return all_rows > kFewRows || is_packed ? kTerms<kBytes> : kTermsAsTheyLie;
-  }
 
   template <int64_t kBytes>
   C10_ALWAYS_INLINE void panels(const Block& block, int64_t begin, int64_t end)
@@ -97,12 +84,12 @@ struct Product {
   C10_ALWAYS_INLINE void
   panel(const Block& block, int64_t column, int64_t columns) const {
     constexpr auto width = kVectors * Lanes<T, kBytes>::count;
-    alignas(64) T copy[kTerms<kBytes> * width];
+    alignas(64) T copy[kMaxChain * width];
     const auto rows = block.end_row - block.first_row;
     const bool copies = columns < width || (rows > kFewRows && ldb > width);
     const bool fetches = copies && rows >= kRowsWorthFetching;
-    for (auto k = block.first_term; k < block.end_term; k += chain<kBytes>()) {
-      const auto terms = std::min(chain<kBytes>(), block.end_term - k);
+    for (auto k = block.first_term; k < block.end_term; k += chain) {
+      const auto terms = std::min(chain, block.end_term - k);
       const auto* from = B + k * ldb + column;
       if (copies) {
         copy_columns(from, terms, columns, copy, width);
@@ -218,14 +205,14 @@ void multiply(
     int64_t ldc,
     bool accumulate,
     int64_t all_rows,
-    bool is_packed) {
+    int64_t chain) {
   if (K == 0 && !accumulate) {
     for (int64_t row = 0; row < M; ++row) {
       std::fill_n(C + row * ldc, N, T(0));
     }
   }
   vectorized<Product<T>>()(
-      {M, K, A, lda, B, ldb, C, ldc, accumulate, all_rows, is_packed}, 0, N);
+      {M, K, A, lda, B, ldb, C, ldc, accumulate, all_rows, chain}, 0, N);
 }
 
 template decltype(multiply<float>) multiply<float>;

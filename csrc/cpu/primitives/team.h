@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cpu/choices.h"
+#include "cpu/primitives/work.h"
 
 #include <ATen/Parallel.h>
 
@@ -16,6 +16,12 @@
 // Threads that wait for one another inside one parallel region: a region for
 // every step of a sequence would cost more than most steps.
 namespace lltm {
+
+// A barrier costs some 200 ns.
+constexpr int64_t kNanosecondsWorthABarrier = 500;
+// Some 30 us. Who has not come to a barrier by then may be waiting for this
+// very core.
+constexpr int kSpinsOfABarrier = 2000;
 
 class Barrier {
  public:
@@ -126,6 +132,13 @@ struct TeamShape {
     return Part(panels, slot % unit_groups, unit_groups);
   }
 };
+
+// Rows of the batch that each thread must have to take all weights by itself:
+// few, where these fit in its cache, else so many that their products take
+// longer than reading the weights. Zen 5.
+inline int64_t rows_worth_all_weights(int64_t weight_bytes) {
+  return weight_bytes <= 512 * 1024 ? 8 : 32;
+}
 
 // Row groups read all weights each. The rows of a packed sequence become fewer,
 // and would leave threads idle.

@@ -81,10 +81,10 @@ C10_ALWAYS_INLINE void tile(
   }
 }
 
-// Rows of A whose sums fit in registers.
+// Rows of A whose sums fit in registers. One vector is for the last columns.
 template <int64_t kBytes, int64_t kVectors>
 constexpr int64_t kTileRows =
-    std::min<int64_t>(8, (kHasManyRegisters<kBytes> ? 24 : 12) / kVectors);
+    kVectors == 1 ? 8 : (kHasManyRegisters<kBytes> ? 24 : 12) / kVectors;
 
 // Calls body.rows<n>(first row) for all rows in [begin, end), with the fewest
 // tiles of at most kMost rows, as equal as they can be.

@@ -1,0 +1,283 @@
+#pragma once
+
+#include "cpu/cell_sizes.h"
+#include "cpu/lltm_gates.h"
+#include "cpu/lltm_gradients.h"
+#include "cpu/lltm_sequence_states.h"
+#include "cpu/primitives/cpu_capability.h"
+#include "cpu/primitives/gemm.h"
+#include "cpu/primitives/gemm_of_rows.h"
+#include "cpu/primitives/pack.h"
+#include "cpu/primitives/product.h"
+#include "cpu/primitives/scratch.h"
+#include "cpu/primitives/team.h"
+#include "cpu/primitives/vectorize.h"
+#include "cpu/primitives/work.h"
+#include "ops/lltm_sequence_steps.h"
+
+#include <ATen/OpMathType.h>
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+#include <vector>
+
+namespace lltm {
+
+// With fewer steps, backward takes the rows of weights as they
+// lie. Zen 5.
+constexpr size_t kStepsWorthPackingBackward = 5;
+
+// Units of a panel backward where pairs are multiplied. By the size alone, so
+// that results do not depend on the number of threads. (They do, by rounding,
+// where oneDNN has no kernel: the BLAS that PyTorch takes then may sum in
+// another order for other sizes.)
+constexpr int64_t backward_panel(int64_t state_size) {
+  return state_size >= 512 ? 64 : 32;
+}
+
+// On raw pointers to contiguous memory; batch is that of h0. Gradients that are
+// null are not wanted.
+template <typename scalar_t>
+struct SequenceBackwardPointers : CellSizes {
+  const std::vector<SequenceStep>& steps;
+  bool packed;
+  const scalar_t* grad_output;
+  const scalar_t* grad_cells;
+  const scalar_t* output;
+  const scalar_t* cells;
+  const scalar_t* gates;
+  const scalar_t* input;
+  const scalar_t* weights;
+  const scalar_t* h0;
+  const uint8_t* resets; // null: none
+  scalar_t* d_input;
+  scalar_t* d_weights;
+  scalar_t* d_bias;
+  scalar_t* d_h0;
+  scalar_t* d_c0;
+};
+
+// The gradients of the gates, from the last step of a chunk to its first. The
+// gradients of the state go on to the chunk before.
+template <typename scalar_t, typename gemm_t>
+class SequenceBackwardRecurrence {
+ public:
+  using opmath_t = at::opmath_type<scalar_t>;
+
+  explicit SequenceBackwardRecurrence(
+      const SequenceBackwardPointers<scalar_t>& pointers)
+      : a_(pointers),
+        panels_(at::divup(a_.state_size, width_)),
+        shape_(shape()),
+        weights_(packs_ ? panels_ * width_ * size_k_ : 0),
+        d_h_(a_.batch * a_.state_size),
+        d_cell_(a_.batch * a_.state_size) {
+    std::fill_n(d_h_.data(), a_.batch * a_.state_size, opmath_t(0));
+    std::fill_n(d_cell_.data(), a_.batch * a_.state_size, opmath_t(0));
+    pack();
+  }
+
+  // d_gates [chunk.rows, ld].
+  void run(const SequenceChunk& chunk, gemm_t* d_gates) const {
+    run_team(shape_.slots(), [&](int64_t begin, int64_t end, Barrier& barrier) {
+      run(chunk, d_gates, begin, end, barrier);
+      release_gemm<gemm_t>();
+    });
+  }
+
+  // What remains after all steps: the gradients of h0 and c0.
+  const opmath_t* d_h() const {
+    return d_h_.data();
+  }
+
+  const opmath_t* d_cell() const {
+    return d_cell_.data();
+  }
+
+ private:
+  static constexpr bool kConverts =
+      !std::is_same_v<scalar_t, gemm_t> || kPair<gemm_t> == 2;
+
+  TeamShape shape() const {
+    const auto nanoseconds = a_.batch * a_.state_size *
+        (6 * a_.state_size / kFlopPerNanosecond + kNanosecondsOfGatesBackward);
+    const auto weight_bytes =
+        3 * a_.state_size * a_.state_size * int64_t(sizeof(gemm_t));
+    return team_shape(
+        nanoseconds,
+        a_.steps.size(),
+        max_row_groups(a_.packed, a_.batch, weight_bytes),
+        panels_);
+  }
+
+  const gemm_t* panel(int64_t i) const {
+    return weights_.data() + i * width_ * size_k_;
+  }
+
+  // The columns of weights for old_h, in panels [size_k, width].
+  void pack() const {
+    if (!packs_) {
+      return;
+    }
+    at::parallel_for(
+        0,
+        panels_,
+        grain_size(width_ * size_k_ / kPackedPerNanosecond),
+        [&](int64_t begin, int64_t end) {
+          for (int64_t i = begin; i < end; ++i) {
+            const auto unit = i * width_;
+            vectorized<PackRows<scalar_t, gemm_t>>()(
+                {a_.weights + unit,
+                 a_.features(),
+                 3 * a_.state_size,
+                 std::min(width_, a_.state_size - unit),
+                 weights_.data() + i * width_ * size_k_,
+                 width_},
+                0,
+                size_k_ / kPair<gemm_t>);
+          }
+        });
+  }
+
+  void run(
+      const SequenceChunk& chunk,
+      gemm_t* d_gates,
+      int64_t begin,
+      int64_t end,
+      Barrier& barrier) const {
+    for (int64_t step = chunk.end - 1; step >= chunk.begin; --step) {
+      auto* d_gates_of_step =
+          d_gates + (a_.steps[step].first_row - chunk.first_row) * ld_;
+      for (int64_t i = begin; i < end; ++i) {
+        pointwise(rows_of(i, step), panels_of(i), step, d_gates_of_step);
+      }
+      if (step == 0 && a_.d_h0 == nullptr && a_.d_c0 == nullptr) {
+        return;
+      }
+      if (shape_.unit_groups > 1 && !barrier.wait(end - begin)) {
+        return;
+      }
+      for (int64_t i = begin; i < end; ++i) {
+        multiply(rows_of(i, step), panels_of(i), step, d_gates_of_step);
+        reset(rows_of(i, step), panels_of(i), step);
+      }
+    }
+  }
+
+  Part rows_of(int64_t slot, int64_t step) const {
+    return shape_.rows(slot, a_.batch, a_.steps[step].rows);
+  }
+
+  Part panels_of(int64_t slot) const {
+    return shape_.panels(slot, panels_);
+  }
+
+  void pointwise(
+      const Part& rows,
+      const Part& panels,
+      int64_t step,
+      gemm_t* d_gates) const {
+    const auto first = a_.steps[step].first_row * a_.state_size;
+    vectorized<GatesBackward<scalar_t, gemm_t, opmath_t>>()(
+        {.state_size = a_.state_size,
+         .first_unit = panels.begin * width_,
+         .end_unit = std::min(panels.end * width_, a_.state_size),
+         .grad_h = a_.grad_output + first,
+         .grad_cell = a_.grad_cells + first,
+         .new_cell = a_.cells + first,
+         .gates = a_.gates + 3 * first,
+         .d_gates = d_gates,
+         .ld_d_gates = ld_,
+         .d_h = d_h_.data(),
+         .d_cell = d_cell_.data()},
+        rows.begin,
+        rows.end);
+  }
+
+  // d_h = d_gates @ columns of weights.
+  void multiply(
+      const Part& rows,
+      const Part& panels,
+      int64_t step,
+      const gemm_t* d_gates) const {
+    if (rows.size() <= 0) {
+      return;
+    }
+    for (int64_t j = 0; j < panels.size(); ++j) {
+      const auto i = panels.begin + block_in_turn(step, j, panels.size());
+      const auto unit = i * width_;
+      const auto units = std::min(width_, a_.state_size - unit);
+      const auto* A = d_gates + rows.begin * ld_;
+      auto* C = d_h_.data() + rows.begin * a_.state_size + unit;
+      if constexpr (kPair<gemm_t> == 2) {
+        for (int64_t k = 0; k < size_k_; k += kMaxK<gemm_t>) {
+          gemm_of_rows<gemm_t>(
+              rows.size(),
+              units,
+              std::min(kMaxK<gemm_t>, size_k_ - k),
+              A + k,
+              ld_,
+              panel(i) + k * width_,
+              width_,
+              C,
+              a_.state_size,
+              k > 0);
+        }
+      } else {
+        const gemm_t* B = panel(i);
+        if constexpr (!kConverts) {
+          B = packs_ ? B : a_.weights + unit;
+        }
+        lltm::multiply<gemm_t>(
+            rows.size(),
+            units,
+            size_k_,
+            A,
+            ld_,
+            B,
+            packs_ ? width_ : a_.features(),
+            C,
+            a_.state_size,
+            false,
+            a_.batch,
+            chain_of(a_.batch, packs_));
+      }
+    }
+  }
+
+  // No gradient passes a reset.
+  void reset(const Part& rows, const Part& panels, int64_t step) const {
+    if (a_.resets == nullptr) {
+      return;
+    }
+    const auto first = panels.begin * width_;
+    const auto units = std::min(panels.end * width_, a_.state_size) - first;
+    for (int64_t row = rows.begin; row < rows.end; ++row) {
+      if (a_.resets[a_.steps[step].first_row + row] != 0) {
+        const auto at = row * a_.state_size + first;
+        std::fill_n(d_h_.data() + at, units, opmath_t(0));
+        std::fill_n(d_cell_.data() + at, units, opmath_t(0));
+      }
+    }
+  }
+
+  const SequenceBackwardPointers<scalar_t>& a_;
+  const int64_t ld_ = leading_dimension<gemm_t>(3 * a_.state_size);
+  const int64_t size_k_ = kPair<gemm_t> == 2
+      ? terms_of<gemm_t>(3 * a_.state_size)
+      : 3 * a_.state_size;
+  const bool packs_ =
+      kConverts || a_.steps.size() >= kStepsWorthPackingBackward;
+  const int64_t width_ = kPair<gemm_t> == 2
+      ? backward_panel(a_.state_size)
+      : 3 * vector_bytes() / int64_t(sizeof(gemm_t));
+  const int64_t panels_;
+  const TeamShape shape_;
+  const Scratch<gemm_t> weights_;
+  const Scratch<opmath_t> d_h_;
+  const Scratch<opmath_t> d_cell_;
+};
+
+} // namespace lltm

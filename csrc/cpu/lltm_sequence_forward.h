@@ -1,0 +1,56 @@
+#pragma once
+
+#include "cpu/lltm_gates.h"
+#include "cpu/lltm_sequence_states.h"
+#include "cpu/primitives/team.h"
+#include "ops/lltm_sequence_steps.h"
+
+#include <ATen/OpMathType.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace lltm {
+
+// On raw pointers to contiguous memory; batch is that of h0.
+template <typename scalar_t>
+struct SequenceForwardPointers {
+  const std::vector<SequenceStep>& steps;
+  bool packed;
+  int64_t batch;
+  int64_t input_features;
+  int64_t state_size;
+  const scalar_t* input;
+  const scalar_t* weights;
+  const scalar_t* bias;
+  OldStates<scalar_t> old_h;
+  OldCells<scalar_t> old_cell;
+  scalar_t* output;
+  scalar_t* cells;
+  scalar_t* gates; // null: not wanted
+
+  int64_t features() const {
+    return state_size + input_features;
+  }
+
+  // The states of a step's rows, of which units [first_unit, end_unit) are
+  // computed.
+  States<scalar_t> states(
+      int64_t i,
+      const Part& rows,
+      int64_t first_unit,
+      int64_t end_unit,
+      const at::opmath_type<scalar_t>* bias) const {
+    const auto at = (steps[i].first_row + rows.begin) * state_size;
+    return {
+        state_size,
+        bias,
+        old_cell.before(i, rows, first_unit, end_unit),
+        old_cell.after(i, rows),
+        output + at,
+        cells + at,
+        gates == nullptr ? nullptr : gates + 3 * at};
+  }
+};
+
+} // namespace lltm
