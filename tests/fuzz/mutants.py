@@ -165,7 +165,7 @@ MUTANTS = [
     ),
     Mutant(
         "a panel of weights in the place of another",
-        "csrc/cpu/lltm_gradients.h",
+        "csrc/cpu/primitives/product_on_threads.h",
         "return packed_.data() + (panel * terms_ + k) * width_;",
         "return packed_.data() + k * width_;",
     ),
