@@ -81,7 +81,7 @@ def test_files_of_csrc_include_only_what_is_below(file):
         assert folder in ("ops", file.parts[0])
         assert layer(Path(include)) <= layer(file)
         if file.parent.name == "primitives":
-            assert include.startswith(("cpu/primitives/", "cpu/choices"))
+            assert include.startswith("cpu/primitives/")
 
 
 @pytest.mark.slow

@@ -217,6 +217,10 @@ def test_results_are_the_same_from_run_to_run(device, operator, shape):
                 (1, 33, 1000, 24),
                 (1, 2, 16, 300),
                 (1, 7, 260, 64),
+                (1, 1, 64, 512),
+                (1, 2, 64, 64),
+                (1, 5, 7, 130),
+                (1, 37, 25, 130),
             ],
         ),
         *itertools.product(

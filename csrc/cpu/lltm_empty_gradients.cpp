@@ -15,7 +15,7 @@ BackwardResult empty_gradients(
     if (!wanted) {
       return at::Tensor();
     }
-    // lltm_kernel.cpp says why it is not at::empty().
+    // lltm_forward.cpp says why it is not at::empty().
     at::Tensor memory = at::detail::empty_cpu(sizes, input.options());
     if (nothing_to_sum) {
       memory.zero_();

@@ -31,7 +31,7 @@ namespace {
 // Hidden units of a block, at most.
 constexpr int64_t kMaxUnits = 128;
 constexpr int64_t kMaxUnitsOfDotProducts = 48;
-// Products of a gate that a block computes for one panel.
+// Products of a gate that a block computes for one panel, at most.
 constexpr int64_t kProductsOfAGate = 4096;
 // The products of so many panels are kept until the last term.
 constexpr int64_t kMaxPanelsPerTask = 8;
@@ -79,7 +79,8 @@ class Forward {
                 {task / panel_blocks * units_,
                  panel,
                  std::min(batch_.panels(), panel + panels_per_task_),
-                 task % panel_blocks == panel_blocks - 1},
+                 task % panel_blocks == panel_blocks - 1 &&
+                     batch_.rest_rows() > 0},
                 products.data(),
                 weights.data());
           }
@@ -116,7 +117,8 @@ class Forward {
         a_.state_size, most, least_units(batch_.panels(), nanoseconds));
   }
 
-  // Few blocks of units leave some panels for every thread.
+  // Where there are few blocks of units, a task takes few panels, so that every
+  // thread has some.
   int64_t panels_per_task() const {
     const auto blocks = at::divup(a_.state_size, units_);
     const auto tasks = at::divup(at::get_num_threads(), blocks);

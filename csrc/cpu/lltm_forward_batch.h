@@ -26,6 +26,7 @@ constexpr int64_t kRowsOfDotProducts = 8;
 constexpr int64_t kPanelWidth = 64;
 // Features of a panel that are packed as one task.
 constexpr int64_t kPackedFeatures = 512;
+
 // [old_h, input] as the products of a step take it: panels of the batch,
 // transposed, and the rest of the rows as they lie.
 template <typename scalar_t, typename gemm_t>
@@ -38,22 +39,10 @@ class PackedBatch {
 
   // [old_h, input].T in panels [features, width], and the other rows.
   void pack() const {
-    vectorized<ConvertRows<scalar_t, gemm_t>>()(
-        {a_.old_h + packed_rows_ * a_.state_size,
-         a_.state_size,
-         a_.state_size,
-         rest_.data(),
-         features_},
-        0,
-        rest_rows_);
-    vectorized<ConvertRows<scalar_t, gemm_t>>()(
-        {a_.input + packed_rows_ * a_.input_features,
-         a_.input_features,
-         a_.input_features,
-         rest_.data() + a_.state_size,
-         features_},
-        0,
-        rest_rows_);
+    if (rest_rows_ > 0) {
+      copy_rest(a_.old_h, 0, a_.state_size);
+      copy_rest(a_.input, a_.state_size, a_.input_features);
+    }
     const auto chunks = at::divup(features_, kPackedFeatures);
     const auto nanoseconds =
         std::min(features_, kPackedFeatures) * width(0) / kPackedPerNanosecond;
@@ -86,8 +75,7 @@ class PackedBatch {
     return panels_ == 0 ? 0 : round_up(rows(panel), columns_of_a_vector());
   }
 
-  // All features of a panel's rows are [features, width].
-
+  // [features, width], from a feature on.
   const gemm_t* panel(int64_t panel, int64_t feature) const {
     return data(panel, feature);
   }
@@ -109,7 +97,7 @@ class PackedBatch {
     return panels_;
   }
 
-  // A vector less than the widest panel.
+  // Rows of a panel. The last one of the tile may be a vector wider.
   int64_t panel_width() const {
     return panel_width_;
   }
@@ -151,6 +139,17 @@ class PackedBatch {
   gemm_t* data(int64_t panel, int64_t feature) const {
     return packed_.data() + first_row(panel) * features_ +
         feature * width(panel);
+  }
+
+  void copy_rest(const scalar_t* from, int64_t offset, int64_t size) const {
+    vectorized<ConvertRows<scalar_t, gemm_t>>()(
+        {from + packed_rows_ * size,
+         size,
+         size,
+         rest_.data() + offset,
+         features_},
+        0,
+        rest_rows_);
   }
 
   // Packs the features in [first, last) of from, whose own begin at offset.

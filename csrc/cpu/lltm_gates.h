@@ -9,7 +9,7 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
+#include <type_traits>
 
 // What follows the products of the forward step, the gates and the new states,
 // and what precedes those of backward: the gradients of the gates. The bodies
@@ -41,13 +41,14 @@ struct Gates {
   int64_t first_unit;
   int64_t end_unit;
 
-  // Rows. Of half types, a vector of results is two of opmath_t where a panel
-  // has as many units: a chain of operations is long, and two run side by side.
+  // Rows. Of half types, two vectors of opmath_t are computed at a time where a
+  // row of products holds as many: each is a long chain of operations, and two
+  // chains run side by side.
   template <int64_t kBytes>
   C10_ALWAYS_INLINE void run(int64_t begin, int64_t end) const {
     constexpr auto lanes = Lanes<opmath_t, kBytes>::count;
     if constexpr (!std::is_same_v<scalar_t, opmath_t>) {
-      if (ld == 2 * lanes) {
+      if (ld % (2 * lanes) == 0) {
         return all_units<2 * lanes>(begin, end);
       }
     }
@@ -78,7 +79,7 @@ struct Gates {
     scalar_t new_gates[3][kUnits], new_cell[kUnits], new_h[kUnits];
     for (int64_t gate = 0; gate < 3; ++gate) {
       const auto* from = products + (3 * row + gate) * ld + unit - first_unit;
-      copy<kUnits>(from, gates[gate]);
+      read(from, units, gates[gate]);
       read(s.bias + gate * s.state_size + unit, units, bias[gate]);
     }
     read(s.old_cell + at, units, cell);

@@ -2,7 +2,6 @@
 
 #include "cpu/cell_sizes.h"
 #include "cpu/primitives/convert.h"
-#include "cpu/primitives/cpu_capability.h"
 #include "cpu/primitives/gemm.h"
 #include "cpu/primitives/lanes.h"
 #include "cpu/primitives/pack.h"
@@ -13,11 +12,11 @@
 
 #include <ATen/OpMathType.h>
 #include <ATen/Parallel.h>
+#include <c10/macros/Macros.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
 
 // What follows from d_gates, the gradients of the pre-activations of some rows:
 // the gradients of weights, bias, input and h.
@@ -112,7 +111,7 @@ inline int64_t columns_of_a_block(int64_t size, int64_t most) {
       : round_up(at::divup(size, at::divup(size, most)), panel);
 }
 
-template <typename scalar_t, typename gemm_t>
+template <typename gemm_t>
 Blocks blocks_of_weights(int64_t M, int64_t N, int64_t K) {
   if (kPair<gemm_t> == 2 || (K >= 32 && is_onednn_faster<gemm_t>())) {
     const auto most = weights_panel(K, sizeof(gemm_t));
@@ -129,14 +128,16 @@ Blocks blocks_of_weights(int64_t M, int64_t N, int64_t K) {
 template <typename scalar_t, typename gemm_t>
 Blocks blocks_of_rows(int64_t M, int64_t N, int64_t K) {
   const auto rows = std::min(M, kRowsOfATask);
+  if constexpr (kPair<gemm_t> == 2) {
+    const auto columns = size_of_a_block(N, M < 128 ? 1024 : 512);
+    return {true, rows, round_up(columns, kVector), M < 128 ? 128 : 512};
+  }
   if (M >= 128 && is_onednn_faster<gemm_t>()) {
-    const int64_t most = kPair<gemm_t> == 2 ? 512 : 128;
-    return {true, rows, size_of_a_block(N, most), 512};
+    return {true, rows, size_of_a_block(N, 128), 512};
   }
   if (sizeof(scalar_t) == 2) {
-    const bool by_onednn = kPair<gemm_t> == 2;
-    return M < 128 ? Blocks{by_onednn, rows, size_of_a_block(N, 1024), 128}
-                   : Blocks{by_onednn, rows, size_of_a_block(N, 128), 512};
+    return M < 128 ? Blocks{false, rows, size_of_a_block(N, 1024), 128}
+                   : Blocks{false, rows, size_of_a_block(N, 128), 512};
   }
   if (M <= kFewRows) {
     return {false, M, size_of_a_block(N, N), K};
@@ -170,7 +171,7 @@ void weights_gradient(
         C,
         sizes.features(),
         accumulate,
-        blocks_of_weights<scalar_t, gemm_t>(d_gates.units, N, sizes.batch))
+        blocks_of_weights<gemm_t>(d_gates.units, N, sizes.batch))
         .run();
   };
   product(old_h, sizes.state_size, d_weights);

@@ -48,8 +48,11 @@ class SequenceBackward {
     const auto units = 3 * a_.state_size;
     const auto most = most_rows(chunks_);
     const Scratch<gemm_t> rows(most * leading_dimension<gemm_t>(units));
-    const Scratch<gemm_t> columns(
-        wants_columns_ ? units * leading_dimension<gemm_t>(most) : 0);
+    int64_t ld_columns = 0;
+    for (const auto& chunk : chunks_) {
+      ld_columns = std::max(ld_columns, leading_dimension<gemm_t>(chunk.rows));
+    }
+    const Scratch<gemm_t> columns(wants_columns_ ? units * ld_columns : 0);
     const Scratch<scalar_t> old_h(
         a_.d_weights == nullptr ? 0 : rows_to_gather() * a_.state_size);
     for (auto chunk = chunks_.rbegin(); chunk != chunks_.rend(); ++chunk) {

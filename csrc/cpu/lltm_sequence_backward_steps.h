@@ -25,8 +25,7 @@
 
 namespace lltm {
 
-// With fewer steps, backward takes the rows of weights as they
-// lie. Zen 5.
+// With fewer steps, backward takes the rows of weights as they lie. Zen 5.
 constexpr size_t kStepsWorthPackingBackward = 5;
 
 // Units of a panel backward where pairs are multiplied. By the size alone, so
@@ -223,7 +222,8 @@ class SequenceBackwardRecurrence {
               width_,
               C,
               a_.state_size,
-              k > 0);
+              k > 0,
+              units);
         }
       } else {
         const gemm_t* B = panel(i);

@@ -162,7 +162,8 @@ class SequenceForward {
             width_,
             C,
             width_,
-            accumulate || k > 0);
+            accumulate || k > 0,
+            width_);
       }
     } else {
       lltm::multiply<gemm_t>(

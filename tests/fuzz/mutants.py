@@ -124,8 +124,8 @@ MUTANTS = [
     Mutant(
         "a lost tail of a dot product",
         "csrc/cpu/primitives/dot.h",
-        "for (auto rest = k; rest < p.K; ++rest) {",
-        "for (auto rest = k; rest + 1 < p.K; ++rest) {",
+        "to[i][k] = k < rest ?",
+        "to[i][k] = k + 1 < rest ?",
     ),
     Mutant(
         "a chain of a tile that is not added",
@@ -154,8 +154,8 @@ MUTANTS = [
     Mutant(
         "rows that no panel holds, in the place of others",
         "csrc/cpu/lltm_forward_batch.h",
-        "{a_.input + packed_rows_ * a_.input_features,",
-        "{a_.input,",
+        "{from + packed_rows_ * size,",
+        "{from,",
     ),
     Mutant(
         "lost columns beyond whole vectors",

@@ -42,10 +42,19 @@ void short_weights() {
   step(view(weights.data(), {3 * kState, kState + 4}), zeros({3 * kState}));
 }
 
-void misaligned_bias() {
-  std::vector<char> bytes((3 * kState + 1) * sizeof(float));
-  auto* bias = reinterpret_cast<float*>(bytes.data() + 1);
-  step(zeros({3 * kState, kState + 4}), view(bias, {3 * kState}));
+void misaligned_grad_h() {
+  std::vector<char> bytes((kBatch * kState + 1) * sizeof(float));
+  auto* grad_h = reinterpret_cast<float*>(bytes.data() + 1);
+  const auto h = zeros({kBatch, kState});
+  lltm::backward(
+      {view(grad_h, {kBatch, kState}),
+       h,
+       h,
+       zeros({kBatch, 3 * kState}),
+       zeros({kBatch, 4}),
+       zeros({3 * kState, kState + 4}),
+       h,
+       {true, true, true, true, true}});
 }
 
 // Written while the library reads them.
@@ -80,7 +89,7 @@ int main(int argc, char** argv) {
   const std::map<std::string, void (*)()> faults{
       {"short_bias", short_bias},
       {"short_weights", short_weights},
-      {"misaligned_bias", misaligned_bias},
+      {"misaligned_grad_h", misaligned_grad_h},
       {"written_bias", written_bias},
       {"written_weights", written_weights},
       {"no_barrier", no_barrier},

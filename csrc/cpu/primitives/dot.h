@@ -1,6 +1,8 @@
 #pragma once
 
+#include "cpu/primitives/cpu_capability.h"
 #include "cpu/primitives/lanes.h"
+#include "cpu/primitives/product.h"
 #include "cpu/primitives/tile.h"
 #include "cpu/primitives/vectorize.h"
 
@@ -39,7 +41,8 @@ struct Dot {
   template <int64_t kBytes>
   static constexpr int64_t kRowsOfA = kHasManyRegisters<kBytes> ? 6 : 4;
 
-  // Rows of B whose sums fit in registers, and are chains enough.
+  // Rows of B whose sums fit in registers, and are enough chains to hide
+  // the latency of an addition.
   template <int64_t kBytes, int64_t kM>
   static constexpr int64_t kRowsOfB = kM == 2 ? 6
       : kM == 4 && !kHasManyRegisters<kBytes> ? 3
@@ -69,22 +72,36 @@ struct Dot {
       constexpr auto lanes = Lanes<T, kBytes>::count;
       const auto* A = p.A + row * p.lda;
       const auto* B = p.B + column * p.ldb;
+      auto lda = p.lda, ldb = p.ldb;
       lanes_t sums[kM][kN] = {};
-      int64_t k = 0;
-      for (; k + lanes <= p.K; k += lanes) {
-        lanes_t a[kM], b;
-        // Without the pragmas gcc 12 keeps the sums in memory.
-#pragma GCC unroll 8
-        for (int64_t i = 0; i < kM; ++i) {
-          load_lanes(A + i * p.lda + k, a[i]);
-        }
-#pragma GCC unroll 8
-        for (int64_t j = 0; j < kN; ++j) {
-          load_lanes(B + j * p.ldb + k, b);
+      alignas(64) T last_a[kM][lanes], last_b[kN][lanes];
+      // Whole vectors of terms, then the rest, padded with zeros: the same code
+      // adds both, so all tiles round alike.
+      auto terms = p.K / lanes * lanes;
+#pragma GCC unroll 1
+      for (int64_t left = terms == p.K ? 1 : 2; left > 0; --left) {
+        for (int64_t k = 0; k < terms; k += lanes) {
+          lanes_t a[kM], b;
+          // Without the pragmas gcc 12 keeps the sums in memory.
 #pragma GCC unroll 8
           for (int64_t i = 0; i < kM; ++i) {
-            sums[i][j] += b * a[i];
+            load_lanes(A + i * lda + k, a[i]);
           }
+#pragma GCC unroll 8
+          for (int64_t j = 0; j < kN; ++j) {
+            load_lanes(B + j * ldb + k, b);
+#pragma GCC unroll 8
+            for (int64_t i = 0; i < kM; ++i) {
+              sums[i][j] += b * a[i];
+            }
+          }
+        }
+        if (left == 2) {
+          copy_rest(A, lda, last_a);
+          copy_rest(B, ldb, last_b);
+          A = last_a[0];
+          B = last_b[0];
+          lda = ldb = terms = lanes;
         }
       }
 #pragma GCC unroll 8
@@ -93,10 +110,18 @@ struct Dot {
         add_lanes_of<T, kBytes, kN>(sums[i], totals);
         auto* C = p.C + (row + i) * p.ldc + column;
         for (int64_t j = 0; j < kN; ++j) {
-          for (auto rest = k; rest < p.K; ++rest) {
-            totals[j] += A[i * p.lda + rest] * B[j * p.ldb + rest];
-          }
           C[j] = p.accumulate ? C[j] + totals[j] : totals[j];
+        }
+      }
+    }
+
+    template <int64_t kRows, int64_t kLanes>
+    C10_ALWAYS_INLINE void
+    copy_rest(const T* from, int64_t ld, T (&to)[kRows][kLanes]) const {
+      const auto rest = p.K % kLanes;
+      for (int64_t i = 0; i < kRows; ++i) {
+        for (int64_t k = 0; k < kLanes; ++k) {
+          to[i][k] = k < rest ? from[i * ld + p.K - rest + k] : T(0);
         }
       }
     }
@@ -115,7 +140,15 @@ void dot(
     T* C,
     int64_t ldc,
     bool accumulate) {
-  vectorized<Dot<T>>()({M, K, A, lda, B, ldb, C, ldc, accumulate}, 0, N);
+  // Each lane of a sum is a chain of its own.
+  const auto most = kMaxChain * vector_bytes() / int64_t(sizeof(T));
+  int64_t k = 0;
+  do {
+    const auto terms = std::min(most, K - k);
+    vectorized<Dot<T>>()(
+        {M, terms, A + k, lda, B + k, ldb, C, ldc, accumulate || k > 0}, 0, N);
+    k += most;
+  } while (k < K);
 }
 
 } // namespace lltm

@@ -120,7 +120,9 @@ void multiply_few_rows(
 }
 
 // Does what gemm() does, for any number of rows. One or two rows of bfloat16 go
-// to FewRows if N is a whole number of vectors.
+// to FewRows if all_columns, those of the product that these are a part of, are
+// a whole number of vectors, as N then has to be: its sums are grouped
+// otherwise.
 template <typename gemm_t>
 void gemm_of_rows(
     int64_t M,
@@ -132,12 +134,13 @@ void gemm_of_rows(
     int64_t ldb,
     float* C,
     int64_t ldc,
-    bool accumulate) {
+    bool accumulate,
+    int64_t all_columns) {
   if constexpr (kPair<gemm_t> == 2) {
-    if (N % kVector == 0 && M == 1) {
+    if (all_columns % kVector == 0 && M == 1) {
       return multiply_few_rows<1>(N, K, A, lda, B, ldb, C, ldc, accumulate);
     }
-    if (N % kVector == 0 && M == 2) {
+    if (all_columns % kVector == 0 && M == 2) {
       return multiply_few_rows<2>(N, K, A, lda, B, ldb, C, ldc, accumulate);
     }
   }

@@ -5,15 +5,18 @@
 #include "cpu/primitives/lanes.h"
 #include "cpu/primitives/scratch.h"
 #include "cpu/primitives/vectorize.h"
+#include "cpu/primitives/work.h"
 
 #include <ATen/OpMathType.h>
+#include <ATen/Parallel.h>
+#include <c10/macros/Macros.h>
 
 #include <algorithm>
 #include <cstring>
 #include <type_traits>
 
-// Copies of matrices into the layouts that gemm() takes. The bodies are for
-// vectorized().
+// Copies of matrices into the layouts and types that products take. The bodies
+// are for vectorized().
 namespace lltm {
 
 // What a transposition for gemm() moves as one.
@@ -195,8 +198,15 @@ class InOpmath {
 
   InOpmath(const scalar_t* from, int64_t size) : copy_(kConverts ? size : 0) {
     if constexpr (kConverts) {
-      vectorized<ConvertRows<scalar_t, opmath_t>>()(
-          {from, size, size, copy_.data(), size}, 0, 1);
+      at::parallel_for(
+          0,
+          size,
+          grain_size(1) * kPackedPerNanosecond,
+          [&](int64_t begin, int64_t end) {
+            const auto part = end - begin;
+            vectorized<ConvertRows<scalar_t, opmath_t>>()(
+                {from + begin, part, part, copy_.data() + begin, part}, 0, 1);
+          });
       data_ = copy_.data();
     } else {
       data_ = from;

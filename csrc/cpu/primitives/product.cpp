@@ -10,6 +10,8 @@ namespace lltm {
 
 namespace {
 
+// Terms of B that are copied at a time, at most: they lie on the stack.
+constexpr int64_t kCopiedTerms = 256;
 // With so many rows of A a tile asks for its share of what is copied next of B,
 // whose rows may lie too far apart for the processor to fetch it. Fewer rows
 // take as long to ask as to wait.
@@ -84,12 +86,13 @@ struct Product {
   C10_ALWAYS_INLINE void
   panel(const Block& block, int64_t column, int64_t columns) const {
     constexpr auto width = kVectors * Lanes<T, kBytes>::count;
-    alignas(64) T copy[kMaxChain * width];
+    alignas(64) T copy[kCopiedTerms * width];
     const auto rows = block.end_row - block.first_row;
     const bool copies = columns < width || (rows > kFewRows && ldb > width);
     const bool fetches = copies && rows >= kRowsWorthFetching;
-    for (auto k = block.first_term; k < block.end_term; k += chain) {
-      const auto terms = std::min(chain, block.end_term - k);
+    const auto most = copies ? std::min(chain, kCopiedTerms) : chain;
+    for (auto k = block.first_term; k < block.end_term; k += most) {
+      const auto terms = std::min(most, block.end_term - k);
       const auto* from = B + k * ldb + column;
       if (copies) {
         copy_columns(from, terms, columns, copy, width);

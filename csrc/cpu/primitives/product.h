@@ -18,10 +18,10 @@ constexpr int64_t kFewTerms = 64;
 constexpr int64_t kMaxChain = 512;
 
 // The chain where all of A is multiplied with three vectors of B at a time,
-// which so stay in L1, of 24 KB: with 256 terms of 64 bytes, 20x128x512x512
-// takes 5 % more on the Xeon. Few rows of A take B as it lies, and pass over
-// fewer terms in long rows: the processor fetches ahead within a page.
-// all_rows: those of the product that the rows of a call are a part of.
+// which take 24 KB and so stay in L1: with 256 terms of 64 bytes,
+// 20x128x512x512 takes 5 % more on the Xeon. Few rows of A take B as it lies,
+// and pass over fewer terms in long rows: the processor fetches ahead within a
+// page. all_rows: those of the product that the rows of a call are a part of.
 inline int64_t chain_of(int64_t all_rows, bool is_packed) {
   return all_rows <= kFewRows && !is_packed ? 64
       : vector_bytes() == 64                ? 128

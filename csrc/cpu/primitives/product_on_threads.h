@@ -154,10 +154,13 @@ class ProductOnThreads {
       const auto* B = block_of_B(panel, k, terms, scratch);
       const auto ldb = packs_ ? width_ : ldb_;
       if constexpr (!std::is_same_v<gemm_t, double>) {
+        if (blocks_.by_onednn && blocks_.in_one_call) {
+          gemm(rows, columns, terms, A, lda_, B, ldb, C, ldc, accumulate);
+          continue;
+        }
         if (blocks_.by_onednn) {
-          const auto product =
-              blocks_.in_one_call ? gemm<gemm_t> : gemm_of_rows<gemm_t>;
-          product(rows, columns, terms, A, lda_, B, ldb, C, ldc, accumulate);
+          gemm_of_rows(
+              rows, columns, terms, A, lda_, B, ldb, C, ldc, accumulate, N_);
           continue;
         }
       }

@@ -4,7 +4,6 @@
 
 #include <c10/macros/Macros.h>
 
-#include <algorithm>
 #include <cstdint>
 
 // Products on the calling thread, with their sums in registers.
