@@ -48,7 +48,7 @@ struct Gates {
   C10_ALWAYS_INLINE void run(int64_t begin, int64_t end) const {
     constexpr auto lanes = Lanes<opmath_t, kBytes>::count;
     if constexpr (!std::is_same_v<scalar_t, opmath_t>) {
-      if (ld % (2 * lanes) == 0) {
+      if (ld >= 2 * lanes) {
         return all_units<2 * lanes>(begin, end);
       }
     }
