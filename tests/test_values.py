@@ -251,10 +251,7 @@ def test_results_do_not_depend_on_the_number_of_threads(dtype, operator, shape):
     # the sizes of blocks.
     is_x86 = platform.machine() in ("x86_64", "AMD64")
     by_blas = not is_x86 or os.environ.get("ONEDNN_MAX_CPU_ISA") == "SSE41"
-    # The checks of UBSan stand between products and sums, of which gcc then fuses only some.
-    is_sanitized = "LLTM_LIBRARY" in os.environ
-    exact = {"rtol": 0, "atol": 0}
-    tolerance = TOLERANCES[dtype] if by_blas or is_sanitized else exact
+    tolerance = TOLERANCES[dtype] if by_blas else {"rtol": 0, "atol": 0}
     for other in results[1:]:
         torch.testing.assert_close(other, results[0], **tolerance)
 

@@ -88,7 +88,8 @@ struct Product {
     constexpr auto width = kVectors * Lanes<T, kBytes>::count;
     alignas(64) T copy[kCopiedTerms * width];
     const auto rows = block.end_row - block.first_row;
-    const bool copies = columns < width || (rows > kFewRows && ldb > width);
+    // Not by the rows of this call: what is copied is added in shorter chains.
+    const bool copies = columns < width || (all_rows > kFewRows && ldb > width);
     const bool fetches = copies && rows >= kRowsWorthFetching;
     const auto most = copies ? std::min(chain, kCopiedTerms) : chain;
     for (auto k = block.first_term; k < block.end_term; k += most) {
