@@ -21,9 +21,9 @@ namespace lltm {
 
 namespace {
 
-// On raw pointers to contiguous memory. Gradients that are null are not wanted.
+// On raw pointers to contiguous memory.
 template <typename scalar_t>
-struct BackwardStep : CellSizes {
+struct BackwardStep : CellSizes, GradientPointers<scalar_t> {
   const scalar_t* grad_h;
   const scalar_t* grad_cell;
   const scalar_t* new_cell;
@@ -31,11 +31,6 @@ struct BackwardStep : CellSizes {
   const scalar_t* input;
   const scalar_t* weights;
   const scalar_t* old_h;
-  scalar_t* d_input;
-  scalar_t* d_weights;
-  scalar_t* d_bias;
-  scalar_t* d_old_h;
-  scalar_t* d_old_cell;
 };
 
 template <typename scalar_t, typename gemm_t>
@@ -107,12 +102,11 @@ void backward_step(const BackwardStep<scalar_t>& step) {
 
 BackwardResult backward_kernel(const BackwardArguments& a) {
   check_arguments(a);
-  auto result =
+  const auto result =
       empty_gradients(a.new_cell, a.input, a.weights, a.old_h, a.output_mask);
   if (a.new_cell.numel() == 0) {
     return result;
   }
-  auto& [d_input, d_weights, d_bias, d_old_h, d_old_cell] = result;
   const auto grad_h = a.grad_h.expect_contiguous();
   const auto grad_cell = a.grad_cell.expect_contiguous();
   const auto new_cell = a.new_cell.expect_contiguous();
@@ -128,6 +122,7 @@ BackwardResult backward_kernel(const BackwardArguments& a) {
       [&] {
         backward_step<scalar_t>({
             {a.input.size(0), a.input.size(1), a.old_h.size(1)},
+            pointers_to<scalar_t>(result),
             grad_h->const_data_ptr<scalar_t>(),
             grad_cell->const_data_ptr<scalar_t>(),
             new_cell->const_data_ptr<scalar_t>(),
@@ -135,11 +130,6 @@ BackwardResult backward_kernel(const BackwardArguments& a) {
             input->const_data_ptr<scalar_t>(),
             weights->const_data_ptr<scalar_t>(),
             old_h->const_data_ptr<scalar_t>(),
-            pointer_or_null<scalar_t>(d_input),
-            pointer_or_null<scalar_t>(d_weights),
-            pointer_or_null<scalar_t>(d_bias),
-            pointer_or_null<scalar_t>(d_old_h),
-            pointer_or_null<scalar_t>(d_old_cell),
         });
       });
   return result;

@@ -117,7 +117,7 @@ class Forward {
         a_.state_size, most, least_units(batch_.panels(), nanoseconds));
   }
 
-  // Where there are few blocks of units, a task takes few panels, so that every
+  // A task takes few panels where there are few blocks of units, so that every
   // thread has some.
   int64_t panels_per_task() const {
     const auto blocks = at::divup(a_.state_size, units_);
@@ -158,34 +158,16 @@ class Forward {
       const auto size_k = std::min(at_once, features_ - k);
       for (int64_t gate = 0; gate < 3; gate += gates) {
         const auto row = gate * a_.state_size + block.first_unit;
-        const auto* weights = a_.weights + row * features_ + k;
-        if constexpr (kConverts) {
-          vectorized<ConvertRows<scalar_t, gemm_t>>()(
-              {weights, features_, size_k, converted, size_k},
-              0,
-              gates * units);
-          multiply(
-              block,
-              units,
-              gate,
-              gates,
-              k,
-              size_k,
-              converted,
-              size_k,
-              products);
-        } else {
-          multiply(
-              block,
-              units,
-              gate,
-              gates,
-              k,
-              size_k,
-              weights,
-              features_,
-              products);
-        }
+        multiply(
+            block,
+            units,
+            gate,
+            gates,
+            k,
+            size_k,
+            weights_of(row, gates * units, k, size_k, converted),
+            kConverts ? size_k : features_,
+            products);
       }
     }
     for (auto panel = block.first_panel; panel < block.end_panel; ++panel) {
@@ -203,6 +185,23 @@ class Forward {
           units,
           products,
           ld_rest_);
+    }
+  }
+
+  // Rows of weights, from feature k on: as they lie, or converted.
+  const gemm_t* weights_of(
+      int64_t row,
+      int64_t rows,
+      int64_t k,
+      int64_t size_k,
+      gemm_t* converted) const {
+    const auto* weights = a_.weights + row * features_ + k;
+    if constexpr (kConverts) {
+      vectorized<ConvertRows<scalar_t, gemm_t>>()(
+          {weights, features_, size_k, converted, size_k}, 0, rows);
+      return converted;
+    } else {
+      return weights;
     }
   }
 

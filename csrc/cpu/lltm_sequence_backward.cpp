@@ -64,8 +64,8 @@ class SequenceBackward {
     }
     finish(sums.d_weights, a_.d_weights, units * a_.features());
     finish(sums.d_bias, a_.d_bias, units);
-    finish(recurrence.d_h(), a_.d_h0, a_.batch * a_.state_size);
-    finish(recurrence.d_cell(), a_.d_c0, a_.batch * a_.state_size);
+    finish(recurrence.d_h(), a_.d_old_h, a_.batch * a_.state_size);
+    finish(recurrence.d_cell(), a_.d_old_cell, a_.batch * a_.state_size);
   }
 
  private:
@@ -100,18 +100,9 @@ class SequenceBackward {
   };
 
   static void finish(const opmath_t* from, scalar_t* to, int64_t size) {
-    if (to == nullptr || static_cast<const void*>(from) == to) {
-      return;
+    if (to != nullptr && static_cast<const void*>(from) != to) {
+      convert(from, to, size);
     }
-    at::parallel_for(
-        0,
-        size,
-        grain_size(1) * kPackedPerNanosecond,
-        [&](int64_t begin, int64_t end) {
-          const auto part = end - begin;
-          vectorized<ConvertRows<opmath_t, scalar_t>>()(
-              {from + begin, part, part, to + begin, part}, 0, 1);
-        });
   }
 
   void multiply(
@@ -204,13 +195,11 @@ void sequence_backward_steps(
 BackwardResult sequence_backward_kernel(const SequenceBackwardArguments& a) {
   check_arguments(a);
   const auto steps = sequence_steps(a);
-  const auto state_size = a.h0.size(1);
-  auto result =
+  const auto result =
       empty_gradients(a.output, a.input, a.weights, a.h0, a.output_mask);
   if (a.output.numel() == 0) {
     return result;
   }
-  auto& [d_input, d_weights, d_bias, d_h0, d_c0] = result;
   const auto grad_output = a.grad_output.expect_contiguous();
   const auto grad_cells = a.grad_cells.expect_contiguous();
   const auto output = a.output.expect_contiguous();
@@ -227,7 +216,8 @@ BackwardResult sequence_backward_kernel(const SequenceBackwardArguments& a) {
       "lltm_sequence_backward_cpu",
       [&] {
         sequence_backward_steps<scalar_t>({
-            {a.h0.size(0), a.input.size(-1), state_size},
+            {a.h0.size(0), a.input.size(-1), a.h0.size(1)},
+            pointers_to<scalar_t>(result),
             steps,
             a.batch_sizes.has_value(),
             grad_output->const_data_ptr<scalar_t>(),
@@ -239,11 +229,6 @@ BackwardResult sequence_backward_kernel(const SequenceBackwardArguments& a) {
             weights->const_data_ptr<scalar_t>(),
             h0->const_data_ptr<scalar_t>(),
             bytes_of(resets).data,
-            pointer_or_null<scalar_t>(d_input),
-            pointer_or_null<scalar_t>(d_weights),
-            pointer_or_null<scalar_t>(d_bias),
-            pointer_or_null<scalar_t>(d_h0),
-            pointer_or_null<scalar_t>(d_c0),
         });
       });
   return result;

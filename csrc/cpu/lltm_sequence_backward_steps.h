@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cpu/cell_sizes.h"
+#include "cpu/lltm_empty_gradients.h"
 #include "cpu/lltm_gates.h"
 #include "cpu/lltm_gradients.h"
 #include "cpu/lltm_sequence_states.h"
@@ -36,10 +37,9 @@ constexpr int64_t backward_panel(int64_t state_size) {
   return state_size >= 512 ? 64 : 32;
 }
 
-// On raw pointers to contiguous memory; batch is that of h0. Gradients that are
-// null are not wanted.
+// On raw pointers to contiguous memory; batch is that of h0.
 template <typename scalar_t>
-struct SequenceBackwardPointers : CellSizes {
+struct SequenceBackwardPointers : CellSizes, GradientPointers<scalar_t> {
   const std::vector<SequenceStep>& steps;
   bool packed;
   const scalar_t* grad_output;
@@ -51,11 +51,6 @@ struct SequenceBackwardPointers : CellSizes {
   const scalar_t* weights;
   const scalar_t* h0;
   const uint8_t* resets; // null: none
-  scalar_t* d_input;
-  scalar_t* d_weights;
-  scalar_t* d_bias;
-  scalar_t* d_h0;
-  scalar_t* d_c0;
 };
 
 // The gradients of the gates, from the last step of a chunk to its first. The
@@ -102,13 +97,8 @@ class SequenceBackwardRecurrence {
   TeamShape shape() const {
     const auto nanoseconds = a_.batch * a_.state_size *
         (6 * a_.state_size / kFlopPerNanosecond + kNanosecondsOfGatesBackward);
-    const auto weight_bytes =
-        3 * a_.state_size * a_.state_size * int64_t(sizeof(gemm_t));
-    return team_shape(
-        nanoseconds,
-        a_.steps.size(),
-        max_row_groups(a_.packed, a_.batch, weight_bytes),
-        panels_);
+    return shape_for_steps<gemm_t>(
+        a_, nanoseconds, a_.steps.size(), a_.packed, panels_);
   }
 
   const gemm_t* panel(int64_t i) const {
@@ -152,7 +142,7 @@ class SequenceBackwardRecurrence {
       for (int64_t i = begin; i < end; ++i) {
         pointwise(rows_of(i, step), panels_of(i), step, d_gates_of_step);
       }
-      if (step == 0 && a_.d_h0 == nullptr && a_.d_c0 == nullptr) {
+      if (step == 0 && a_.d_old_h == nullptr && a_.d_old_cell == nullptr) {
         return;
       }
       if (shape_.unit_groups > 1 && !barrier.wait(end - begin)) {

@@ -108,11 +108,9 @@ ForwardWithGatesResult sequence_forward_kernel_impl(
       [&] {
         const auto batch = a.h0.size(0);
         sequence_forward_steps<scalar_t>({
+            {batch, a.input.size(-1), state_size},
             steps,
             a.batch_sizes.has_value(),
-            batch,
-            a.input.size(-1),
-            state_size,
             input->const_data_ptr<scalar_t>(),
             weights->const_data_ptr<scalar_t>(),
             bias->const_data_ptr<scalar_t>(),

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cpu/cell_sizes.h"
 #include "cpu/lltm_gates.h"
 #include "cpu/lltm_sequence_states.h"
 #include "cpu/primitives/team.h"
@@ -14,12 +15,9 @@ namespace lltm {
 
 // On raw pointers to contiguous memory; batch is that of h0.
 template <typename scalar_t>
-struct SequenceForwardPointers {
+struct SequenceForwardPointers : CellSizes {
   const std::vector<SequenceStep>& steps;
   bool packed;
-  int64_t batch;
-  int64_t input_features;
-  int64_t state_size;
   const scalar_t* input;
   const scalar_t* weights;
   const scalar_t* bias;
@@ -29,10 +27,6 @@ struct SequenceForwardPointers {
   scalar_t* cells;
   scalar_t* gates; // null: not wanted
 
-  int64_t features() const {
-    return state_size + input_features;
-  }
-
   // The states of a step's rows, of which units [first_unit, end_unit) are
   // computed.
   States<scalar_t> states(
@@ -41,9 +35,10 @@ struct SequenceForwardPointers {
       int64_t first_unit,
       int64_t end_unit,
       const at::opmath_type<scalar_t>* bias) const {
-    const auto at = (steps[i].first_row + rows.begin) * state_size;
+    const auto size = this->state_size;
+    const auto at = (steps[i].first_row + rows.begin) * size;
     return {
-        state_size,
+        size,
         bias,
         old_cell.before(i, rows, first_unit, end_unit),
         old_cell.after(i, rows),

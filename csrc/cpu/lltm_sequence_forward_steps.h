@@ -368,13 +368,8 @@ class SequenceForward {
   TeamShape shape() const {
     const auto nanoseconds = a_.batch * a_.state_size *
         (6 * a_.features() / kFlopPerNanosecond + kNanosecondsOfGates);
-    const auto weight_bytes =
-        3 * a_.state_size * a_.state_size * int64_t(sizeof(gemm_t));
-    return team_shape(
-        nanoseconds,
-        a_.steps.size(),
-        max_row_groups(a_.packed, a_.batch, weight_bytes),
-        panels_);
+    return shape_for_steps<gemm_t>(
+        a_, nanoseconds, a_.steps.size(), a_.packed, panels_);
   }
 
   // The products that are kept fit in half of an L2 cache.

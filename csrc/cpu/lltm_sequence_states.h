@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cpu/cell_sizes.h"
 #include "cpu/primitives/pack.h"
 #include "cpu/primitives/scratch.h"
 #include "cpu/primitives/team.h"
@@ -23,6 +24,23 @@ namespace lltm {
 // i-th.
 constexpr int64_t block_in_turn(int64_t step, int64_t i, int64_t blocks) {
   return step % 2 == 0 ? i : blocks - 1 - i;
+}
+
+// How the threads divide steps that each multiply with the weights for h.
+template <typename gemm_t>
+TeamShape shape_for_steps(
+    const CellSizes& sizes,
+    int64_t nanoseconds_per_step,
+    int64_t steps,
+    bool packed,
+    int64_t panels) {
+  const auto weight_bytes =
+      3 * sizes.state_size * sizes.state_size * int64_t(sizeof(gemm_t));
+  return team_shape(
+      nanoseconds_per_step,
+      steps,
+      max_row_groups(packed, sizes.batch, weight_bytes),
+      panels);
 }
 
 // Which rows begin a new sequence.

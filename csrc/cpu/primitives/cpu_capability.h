@@ -20,7 +20,8 @@ inline int64_t vector_bytes() {
                                               : 16;
 }
 
-// Of a core.
+// The L2 cache of a core has so many bytes, or 1 MiB if the system does not
+// say.
 inline int64_t l2_bytes() {
 #if defined(_SC_LEVEL2_CACHE_SIZE)
   static const int64_t bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);

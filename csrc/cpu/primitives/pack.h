@@ -190,6 +190,20 @@ struct ConvertRows {
   }
 };
 
+// to = from, of so many elements, on all threads.
+template <typename from_t, typename to_t>
+void convert(const from_t* from, to_t* to, int64_t size) {
+  at::parallel_for(
+      0,
+      size,
+      grain_size(1) * kPackedPerNanosecond,
+      [&](int64_t begin, int64_t end) {
+        const auto part = end - begin;
+        vectorized<ConvertRows<from_t, to_t>>()(
+            {from + begin, part, part, to + begin, part}, 0, 1);
+      });
+}
+
 // size elements in opmath_t: as they lie, or converted.
 template <typename scalar_t>
 class InOpmath {
@@ -198,15 +212,7 @@ class InOpmath {
 
   InOpmath(const scalar_t* from, int64_t size) : copy_(kConverts ? size : 0) {
     if constexpr (kConverts) {
-      at::parallel_for(
-          0,
-          size,
-          grain_size(1) * kPackedPerNanosecond,
-          [&](int64_t begin, int64_t end) {
-            const auto part = end - begin;
-            vectorized<ConvertRows<scalar_t, opmath_t>>()(
-                {from + begin, part, part, copy_.data() + begin, part}, 0, 1);
-          });
+      convert(from, copy_.data(), size);
       data_ = copy_.data();
     } else {
       data_ = from;
