@@ -158,7 +158,7 @@ SEQUENCE_SHAPES = [
     (7, 17, 6, 40),
     (1100, 1, 2, 33),
     (20, 40, 8, 270),
-    (8, 2, 6, 1100),
+    (8, 2, 6, 1100),  # weights that are not packed, where L2 has less than 4.8 MB
 ]
 # They take long, so the first and the last kind stand for all, except in float32.
 LARGE_SEQUENCE_SHAPES = SEQUENCE_SHAPES[-3:]
