@@ -23,7 +23,9 @@
 #include <type_traits>
 
 // lltm::forward on the CPU, from its tensors (at the end of the file) to the
-// products of a block of hidden units.
+// products of a block of hidden units. It is no sequence of one step, because a
+// sequence packs the weights, which here are used once: on the Xeon 1x32x128
+// would take 3.0 times as long, and 64x256x512 1.6 times.
 namespace lltm {
 
 namespace {

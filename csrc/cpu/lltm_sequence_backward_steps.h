@@ -7,7 +7,6 @@
 #include "cpu/lltm_sequence_states.h"
 #include "cpu/primitives/cpu_capability.h"
 #include "cpu/primitives/gemm.h"
-#include "cpu/primitives/gemm_of_rows.h"
 #include "cpu/primitives/pack.h"
 #include "cpu/primitives/product.h"
 #include "cpu/primitives/scratch.h"
@@ -201,20 +200,17 @@ class SequenceBackwardRecurrence {
       const auto* A = d_gates + rows.begin * ld_;
       auto* C = d_h_.data() + rows.begin * a_.state_size + unit;
       if constexpr (kPair<gemm_t> == 2) {
-        for (int64_t k = 0; k < size_k_; k += kMaxK<gemm_t>) {
-          gemm_of_rows<gemm_t>(
-              rows.size(),
-              units,
-              std::min(kMaxK<gemm_t>, size_k_ - k),
-              A + k,
-              ld_,
-              panel(i) + k * width_,
-              width_,
-              C,
-              a_.state_size,
-              k > 0,
-              units);
-        }
+        gemm_in_blocks<gemm_t>(
+            rows.size(),
+            units,
+            size_k_,
+            A,
+            ld_,
+            panel(i),
+            width_,
+            C,
+            a_.state_size,
+            false);
       } else {
         const gemm_t* B = panel(i);
         if constexpr (!kConverts) {

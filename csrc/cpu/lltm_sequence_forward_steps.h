@@ -6,7 +6,6 @@
 #include "cpu/primitives/cpu_capability.h"
 #include "cpu/primitives/dot.h"
 #include "cpu/primitives/gemm.h"
-#include "cpu/primitives/gemm_of_rows.h"
 #include "cpu/primitives/pack.h"
 #include "cpu/primitives/product.h"
 #include "cpu/primitives/scratch.h"
@@ -151,20 +150,8 @@ class SequenceForward {
     }
     const auto* B = packed(panel, first_feature);
     if constexpr (kPair<gemm_t> == 2) {
-      for (int64_t k = 0; k < K; k += kMaxK<gemm_t>) {
-        gemm_of_rows<gemm_t>(
-            rows,
-            width_,
-            std::min(kMaxK<gemm_t>, K - k),
-            A + k,
-            K,
-            B + k * width_,
-            width_,
-            C,
-            width_,
-            accumulate || k > 0,
-            width_);
-      }
+      gemm_in_blocks<gemm_t>(
+          rows, width_, K, A, K, B, width_, C, width_, accumulate);
     } else {
       lltm::multiply<gemm_t>(
           rows,

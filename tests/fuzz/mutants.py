@@ -140,10 +140,10 @@ MUTANTS = [
         "for (auto tiles = (end - begin) / kMost; tiles > 0; --tiles) {",
     ),
     Mutant(
-        "lost sums of few rows",
-        "csrc/cpu/primitives/gemm_of_rows.h",
-        "sums[0][row][v] += sums[1][row][v];",
-        "",
+        "products of bfloat16 that take the place of earlier ones",
+        "csrc/cpu/primitives/gemm.h",
+        "const bool adds = accumulate || k > 0;",
+        "const bool adds = k > 0;",
     ),
     Mutant(
         "a wrong stride for the terms of a sum",

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cpu/primitives/cpu_capability.h"
+#include "cpu/primitives/product.h"
 
 #include <ATen/OpMathType.h>
 #include <ATen/native/CPUBlas.h>
@@ -18,15 +19,13 @@ namespace lltm {
 // padded to whole vectors.
 constexpr int64_t kVector = 16;
 
-// Terms of one chain of additions. So few keep the error below twice that of
-// PyTorch's products; a chain of 768 has 2.5 times their error. With 512 the
-// cell at 256x1024x1024 and sequences take 2 % less time than with 256, on
-// Zen 4. In bfloat16 the rounding of inputs and results is larger than the
-// error of any chain. There, 2048 in place of 512 save 9 % at 256x1024x1024 on
-// the Xeon and 7 % on Zen 4, 17 and 13 % at 32x1024x1024, and cost 3 and 0 % at
-// 512x512x512.
+// Terms of a call, which are one chain of additions. In bfloat16 the rounding
+// of inputs and results is larger than the error of any chain. There, 2048 in
+// place of 512 save 9 % at 256x1024x1024 on the Xeon and 7 % on Zen 4, 17 and
+// 13 % at 32x1024x1024, and cost 3 and 0 % at 512x512x512.
 template <typename gemm_t>
-constexpr int64_t kMaxK = sizeof(gemm_t) == 2 ? 2048 : 512;
+constexpr int64_t kMaxK = sizeof(gemm_t) == 2 ? 2048 : kMaxChain;
+
 // Terms that AMX multiplies at a time; other products take pairs of bfloat16.
 // On the Xeon oneDNN's products run at 2000 GFLOP/s for whole tiles, at 900 to
 // 1400 for other sizes, and at 340 for some, like 388 and 556.
@@ -45,7 +44,7 @@ inline int64_t terms_of_a_tile() {
 constexpr int64_t kTermsWorthTwoProducts = 384;
 
 // Rows of C in a call: few sizes, for oneDNN generates a kernel for each.
-constexpr int64_t kMaxRowsOfACall = 128;
+constexpr int64_t kMaxRows = 128;
 
 // bfloat16 multiplies pairs: a packed B of [K, N] is [K / 2, N, 2], with K
 // even.
@@ -104,11 +103,31 @@ void gemm(
   }
 }
 
-// Rows of C for a call, of those that remain.
-inline int64_t rows_of_block(int64_t remaining) {
-  return remaining < kVector
-      ? remaining
-      : std::min(kMaxRowsOfACall, remaining / kVector * kVector);
+// The same for any number of rows and terms, in few sizes of calls.
+template <typename gemm_t>
+void gemm_in_blocks(
+    int64_t M,
+    int64_t N,
+    int64_t K,
+    const gemm_t* A,
+    int64_t lda,
+    const gemm_t* B,
+    int64_t ldb,
+    at::opmath_type<gemm_t>* C,
+    int64_t ldc,
+    bool accumulate) {
+  for (int64_t k = 0; k < K; k += kMaxK<gemm_t>) {
+    const auto terms = std::min(kMaxK<gemm_t>, K - k);
+    for (int64_t row = 0, rows = 0; row < M; row += rows) {
+      const auto left = M - row;
+      rows =
+          left < kVector ? left : std::min(kMaxRows, left / kVector * kVector);
+      const auto* A_block = A + row * lda + k;
+      auto* C_block = C + row * ldc;
+      const bool adds = accumulate || k > 0;
+      gemm(rows, N, terms, A_block, lda, B + k * ldb, ldb, C_block, ldc, adds);
+    }
+  }
 }
 
 // To be called by a thread after its last gemm: AMX tiles are a state of the

@@ -1,7 +1,6 @@
 #pragma once
 
 #include "cpu/primitives/gemm.h"
-#include "cpu/primitives/gemm_of_rows.h"
 #include "cpu/primitives/pack.h"
 #include "cpu/primitives/product.h"
 #include "cpu/primitives/scratch.h"
@@ -159,8 +158,8 @@ class ProductOnThreads {
           continue;
         }
         if (blocks_.by_onednn) {
-          gemm_of_rows(
-              rows, columns, terms, A, lda_, B, ldb, C, ldc, accumulate, N_);
+          gemm_in_blocks(
+              rows, columns, terms, A, lda_, B, ldb, C, ldc, accumulate);
           continue;
         }
       }
