@@ -136,8 +136,8 @@ MUTANTS = [
     Mutant(
         "lost rows beyond whole tiles",
         "csrc/cpu/primitives/tile.h",
-        "for (auto tiles = (end - begin + kMost - 1) / kMost; tiles > 0; --tiles) {",
-        "for (auto tiles = (end - begin) / kMost; tiles > 0; --tiles) {",
+        "const auto tiles = (end - begin + kMost - 1) / kMost;",
+        "const auto tiles = (end - begin) / kMost;",
     ),
     Mutant(
         "products of bfloat16 that take the place of earlier ones",

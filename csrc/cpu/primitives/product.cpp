@@ -20,6 +20,10 @@ constexpr int64_t kRowsWorthFetching = 64;
 // over, and else it is A that stays in L2.
 constexpr int64_t kTermsOfWholePanels = 512;
 
+// Vectors of a tile of long rows. With AVX2, 6 leave no register for B.
+template <int64_t kBytes>
+constexpr int64_t kVectorsOfLongRows = kHasManyRegisters<kBytes> ? 6 : 3;
+
 template <typename T>
 struct Product {
   int64_t M;
@@ -38,14 +42,12 @@ struct Product {
   template <int64_t kBytes>
   C10_ALWAYS_INLINE void run(int64_t begin, int64_t end) const {
     constexpr auto lanes = Lanes<T, kBytes>::count;
-    if (K <= kFewTerms) {
-      const auto whole = end - (end - begin) % lanes;
-      const auto rows = begin < whole ? M : 0;
-      constexpr auto group = 2 * kTileRows<kBytes, 3>;
-      for (int64_t row = 0; row < rows; row += group) {
-        panels<kBytes>({row, std::min(row + group, M), 0, K}, begin, whole);
-      }
-      begin = whole;
+    if (K <= kFewTerms && all_rows > kFewRows) {
+      const bool overlaps = !accumulate && end - begin >= lanes;
+      const auto last = overlaps ? end : end - (end - begin) % lanes;
+      in_tiles<kTileRows<kBytes, kVectorsOfLongRows<kBytes>>>(
+          0, M, LongRows<kBytes>{*this, begin, last});
+      begin = last;
     }
     const bool by_panels = M > kFewRows && K <= kTermsOfWholePanels;
     const auto terms = by_panels ? K : chain;
@@ -60,6 +62,44 @@ struct Product {
     int64_t end_row;
     int64_t first_term;
     int64_t end_term;
+  };
+
+  // The columns of a tile's rows, in whole vectors. The last one may overlap
+  // the one before.
+  template <int64_t kBytes>
+  struct LongRows {
+    const Product& p;
+    int64_t begin; // columns
+    int64_t end;
+
+    template <int64_t kRows>
+    C10_ALWAYS_INLINE void rows(int64_t row) const {
+      constexpr auto lanes = Lanes<T, kBytes>::count;
+      auto column = begin;
+      constexpr auto vectors = kVectorsOfLongRows<kBytes>;
+      for (; column + vectors * lanes <= end; column += vectors * lanes) {
+        one<kRows, vectors>(row, column);
+      }
+      for (; column + 2 * lanes <= end; column += 2 * lanes) {
+        one<kRows, 2>(row, column);
+      }
+      for (; column < end; column += lanes) {
+        one<kRows, 1>(row, std::min(column, end - lanes));
+      }
+    }
+
+    template <int64_t kRows, int64_t kVectors>
+    C10_ALWAYS_INLINE void one(int64_t row, int64_t column) const {
+      tile<T, kBytes, kRows, kVectors, 1>(
+          p.K,
+          p.A + row * p.lda,
+          p.lda,
+          p.B + column,
+          p.ldb,
+          p.C + row * p.ldc + column,
+          p.ldc,
+          p.accumulate);
+    }
   };
 
   template <int64_t kBytes>
@@ -145,10 +185,12 @@ struct Product {
     const T* next; // what is copied next; null: nothing
 
     C10_ALWAYS_INLINE void fetch(int64_t row, int64_t rows) const {
+      if (next == nullptr) {
+        return;
+      }
       constexpr auto width = kVectors * Lanes<T, kBytes>::count;
       const auto end = (row + rows) * terms / p.M;
-      for (auto term = row * terms / p.M; next != nullptr && term < end;
-           ++term) {
+      for (auto term = row * terms / p.M; term < end; ++term) {
         for (int64_t i = 0; i < width; i += 64 / sizeof(T)) {
           __builtin_prefetch(next + term * p.ldb + i, 0, 2);
         }

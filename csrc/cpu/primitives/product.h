@@ -9,8 +9,8 @@ namespace lltm {
 // With more rows of A, B is copied, so that what each tile reads lies together
 // in L1.
 constexpr int64_t kFewRows = 24;
-// With so few terms most of the time is writing C: that goes by long rows,
-// those of two tiles at a time.
+// With so few terms most of the time is writing C: that goes by long rows. The
+// tiles read B as it lies, for a copy would be read by few of them.
 constexpr int64_t kFewTerms = 64;
 
 // Terms of one chain of additions, at most. So few keep the error below twice

@@ -35,14 +35,14 @@ C10_ALWAYS_INLINE void tile(
 #pragma GCC unroll 4
     for (int64_t chain = 0; chain < kChains; ++chain) {
       lanes_t b[kVectors];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int64_t j = 0; j < kVectors; ++j) {
         load_lanes(B + (k + chain) * ldb + j * lanes, b[j]);
       }
 #pragma GCC unroll 16
       for (int64_t i = 0; i < kRows; ++i) {
         const T a = A[i * lda + k + chain];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int64_t j = 0; j < kVectors; ++j) {
           sums[chain][i][j] += a * b[j];
         }
@@ -50,7 +50,7 @@ C10_ALWAYS_INLINE void tile(
     }
   }
   for (; k < K; ++k) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int64_t j = 0; j < kVectors; ++j) {
       lanes_t b;
       load_lanes(B + k * ldb + j * lanes, b);
@@ -62,7 +62,7 @@ C10_ALWAYS_INLINE void tile(
   }
 #pragma GCC unroll 16
   for (int64_t i = 0; i < kRows; ++i) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int64_t j = 0; j < kVectors; ++j) {
       lanes_t sum = sums[0][i][j];
 #pragma GCC unroll 4
@@ -99,8 +99,10 @@ C10_ALWAYS_INLINE void tile_of(int64_t rows, const Body& body, int64_t first) {
 
 template <int64_t kMost, typename Body>
 C10_ALWAYS_INLINE void in_tiles(int64_t begin, int64_t end, const Body& body) {
-  for (auto tiles = (end - begin + kMost - 1) / kMost; tiles > 0; --tiles) {
-    const auto rows = (end - begin + tiles - 1) / tiles;
+  const auto tiles = (end - begin + kMost - 1) / kMost;
+  const auto least = tiles > 0 ? (end - begin) / tiles : 0;
+  for (auto larger = end - begin - least * tiles; begin < end; --larger) {
+    const auto rows = larger > 0 ? least + 1 : least;
     tile_of<kMost>(rows, body, begin);
     begin += rows;
   }
