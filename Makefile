@@ -28,7 +28,7 @@ LINTERS := ruff==0.17.5 mypy==2.4.1 clang-format==23.1.5
 SOURCES := $(shell find csrc -type f) setup.py pyproject.toml lltm_ops/_extension.py
 PIP_INSTALL := tools/pip_install $(VENV)/bin/python
 # Ninja prints each command of the compiler when it has ended: of these, the number and the file.
-COMPILED := sed -uE 's|^(\[[0-9]+/[0-9]+\]).* -c [^ ]*/(csrc/[^ ]+) .*|\1 \2|'
+COMPILED := sed -uE 's|^(\[[0-9]+/[0-9]+\]).* -c [^ ]*/(csrc/[^ ]+) .*|\1 \2|' | tools/when_silent compiling
 OPTIONS = $(FORCE_CPU) $(FORCE_CUDA) $(DEBUG) $(CUDA_HOME) $(TORCH_CUDA_ARCH_LIST)
 # A pipe fails with its first command, too.
 SHELL := /bin/bash

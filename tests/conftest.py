@@ -1,6 +1,8 @@
 import os
 import signal
 import sys
+import threading
+import time
 from pathlib import Path
 
 import torch
@@ -30,6 +32,41 @@ def pytest_collection_modifyitems(config, items):
 def pytest_runtest_setup():
     # What fails for some random numbers fails again in the next run, or never.
     torch.manual_seed(0)
+
+
+class Running:
+    """Names what runs after ten seconds without a result. With pytest-xdist, tests run elsewhere."""
+
+    def __init__(self, reporter):
+        self.reporter = reporter
+        self.tests = {}
+        self.last = time.monotonic()
+        threading.Thread(target=self.say, daemon=True).start()
+
+    def pytest_runtest_logstart(self, nodeid):
+        self.tests[nodeid] = time.monotonic()
+
+    def pytest_runtest_logreport(self, report):
+        self.last = time.monotonic()
+
+    def pytest_runtest_logfinish(self, nodeid):
+        self.tests.pop(nodeid, None)
+
+    def say(self):
+        while True:
+            time.sleep(1)
+            now = time.monotonic()
+            if now - self.last >= 9 and self.tests:
+                self.reporter.write("\n")
+                for nodeid, start in sorted(self.tests.items()):
+                    self.reporter.write_line(f"{nodeid} has run for {now - start:.0f} s")
+                self.last = now
+
+
+def pytest_sessionstart(session):
+    if session.config.getoption("numprocesses", None):
+        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        session.config.pluginmanager.register(Running(reporter))
 
 
 def pytest_terminal_summary(terminalreporter):

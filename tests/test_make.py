@@ -3,6 +3,7 @@
 import fcntl
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -135,6 +136,18 @@ def test_an_interrupted_change_of_torch_is_not_taken_for_the_old_one(project):
     (project / "missing").write_text("")
     _, calls = make(project, "test")
     assert "-m pip install torch==2.13.0" in calls
+
+
+def test_a_silent_command_is_said_to_go_on():
+    command = "echo first; printf part; sleep 11; echo done; printf last"
+    said = subprocess.run(
+        f"({command}) | {ROOT}/tools/when_silent compiling",
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert re.fullmatch(r"first\npart\ncompiling: 1\d s\ndone\nlast", said)
 
 
 def test_of_two_makes_one_waits(project):
