@@ -35,7 +35,7 @@ def pytest_runtest_setup():
 
 
 class Running:
-    """Names what runs after ten seconds without a result. With pytest-xdist, tests run elsewhere."""
+    """Names what runs after ten seconds without a result. pytest-xdist runs tests elsewhere."""
 
     def __init__(self, reporter):
         self.reporter = reporter
