@@ -524,8 +524,8 @@ def hostile_in_place_of_a_tensor(checkpoint, hostile):
     """The metadata says that an object was pickled there, not that a tensor was saved."""
     metadata = dcp.FileSystemReader(checkpoint).read_metadata()
     tensors = {name: torch.empty(what.size) for name, what in metadata.state_dict_metadata.items()}
-    writer = dcp.FileSystemWriter(checkpoint, overwrite=True)
-    dcp.save(tensors | {"model.head.bias": hostile}, storage_writer=writer)
+    (checkpoint / ".metadata").unlink()  # torch would warn that it is overwritten
+    dcp.save(tensors | {"model.head.bias": hostile}, checkpoint_id=checkpoint)
 
 
 def hostile_shard(checkpoint, hostile):
