@@ -258,7 +258,7 @@ class Forward {
       bool accumulate) const {
     if constexpr (!std::is_same_v<gemm_t, double>) {
       if (batch_.is_for_onednn()) {
-        return gemm<gemm_t>(M, N, K, A, lda, B, N, C, N, accumulate);
+        return gemm<gemm_t>(M, N, K, A, lda, B, N, C, N, accumulate, true);
       }
     }
     if constexpr (kPairs == 1) {

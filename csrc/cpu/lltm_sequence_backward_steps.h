@@ -200,7 +200,7 @@ class SequenceBackwardRecurrence {
       const auto* A = d_gates + rows.begin * ld_;
       auto* C = d_h_.data() + rows.begin * a_.state_size + unit;
       if constexpr (kPair<gemm_t> == 2) {
-        gemm_in_blocks<gemm_t>(
+        gemm<gemm_t>(
             rows.size(),
             units,
             size_k_,

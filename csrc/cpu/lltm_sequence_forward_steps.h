@@ -150,8 +150,7 @@ class SequenceForward {
     }
     const auto* B = packed(panel, first_feature);
     if constexpr (kPair<gemm_t> == 2) {
-      gemm_in_blocks<gemm_t>(
-          rows, width_, K, A, K, B, width_, C, width_, accumulate);
+      gemm<gemm_t>(rows, width_, K, A, K, B, width_, C, width_, accumulate);
     } else {
       lltm::multiply<gemm_t>(
           rows,

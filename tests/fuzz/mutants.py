@@ -142,8 +142,8 @@ MUTANTS = [
     Mutant(
         "products of bfloat16 that take the place of earlier ones",
         "csrc/cpu/primitives/gemm.h",
-        "const bool adds = accumulate || k > 0;",
-        "const bool adds = k > 0;",
+        "accumulate || k > 0,",
+        "k > 0,",
     ),
     Mutant(
         "a wrong stride for the terms of a sum",

@@ -43,8 +43,12 @@ inline int64_t terms_of_a_tile() {
 // time in bfloat16; 100x100x300, with 400 terms, takes 6 % more.
 constexpr int64_t kTermsWorthTwoProducts = 384;
 
-// Rows of C in a call: few sizes, for oneDNN generates a kernel for each.
-constexpr int64_t kMaxRows = 128;
+// Rows of C in a call, of those that remain: few sizes, for oneDNN generates a
+// kernel for each.
+inline int64_t rows_of_a_call(int64_t left) {
+  constexpr int64_t most = 128;
+  return left < kVector ? left : std::min(most, left / kVector * kVector);
+}
 
 // bfloat16 multiplies pairs: a packed B of [K, N] is [K / 2, N, 2], with K
 // even.
@@ -76,8 +80,18 @@ bool is_onednn_faster() {
        cpu_capability() == CPUCapability::kAVX512);
 }
 
+// Terms of a call, of those that remain.
+template <typename gemm_t>
+int64_t terms_of_a_call(int64_t left) {
+  const auto terms = std::min(left, kMaxK<gemm_t>);
+  return kPair<gemm_t> == 2 && terms >= kTermsWorthTwoProducts
+      ? terms / terms_of_a_tile() * terms_of_a_tile()
+      : terms;
+}
+
 // C = A @ B, or C += A @ B. Row-major with leading dimensions in elements, in
-// float or bfloat16.
+// float or bfloat16. in_one_call: all rows, whose number then must not follow
+// from the batch.
 template <typename gemm_t>
 void gemm(
     int64_t M,
@@ -89,43 +103,24 @@ void gemm(
     int64_t ldb,
     at::opmath_type<gemm_t>* C,
     int64_t ldc,
-    bool accumulate) {
-  const auto whole = K / terms_of_a_tile() * terms_of_a_tile();
-  const auto first =
-      kPair<gemm_t> == 2 && K >= kTermsWorthTwoProducts ? whole : K;
-  constexpr bool pairs = kPair<gemm_t> == 2;
-  at::native::cpublas::brgemm(
-      M, N, first, lda, ldb, ldc, accumulate, A, B, C, pairs);
-  if (first < K) {
-    const auto* B_rest = B + first * ldb;
-    at::native::cpublas::brgemm(
-        M, N, K - first, lda, ldb, ldc, true, A + first, B_rest, C, pairs);
-  }
-}
-
-// The same for any number of rows and terms, in few sizes of calls.
-template <typename gemm_t>
-void gemm_in_blocks(
-    int64_t M,
-    int64_t N,
-    int64_t K,
-    const gemm_t* A,
-    int64_t lda,
-    const gemm_t* B,
-    int64_t ldb,
-    at::opmath_type<gemm_t>* C,
-    int64_t ldc,
-    bool accumulate) {
-  for (int64_t k = 0; k < K; k += kMaxK<gemm_t>) {
-    const auto terms = std::min(kMaxK<gemm_t>, K - k);
+    bool accumulate,
+    bool in_one_call = false) {
+  for (int64_t k = 0, terms = 0; k < K; k += terms) {
+    terms = terms_of_a_call<gemm_t>(K - k);
     for (int64_t row = 0, rows = 0; row < M; row += rows) {
-      const auto left = M - row;
-      rows =
-          left < kVector ? left : std::min(kMaxRows, left / kVector * kVector);
-      const auto* A_block = A + row * lda + k;
-      auto* C_block = C + row * ldc;
-      const bool adds = accumulate || k > 0;
-      gemm(rows, N, terms, A_block, lda, B + k * ldb, ldb, C_block, ldc, adds);
+      rows = in_one_call ? M : rows_of_a_call(M - row);
+      at::native::cpublas::brgemm(
+          rows,
+          N,
+          terms,
+          lda,
+          ldb,
+          ldc,
+          accumulate || k > 0,
+          A + row * lda + k,
+          B + k * ldb,
+          C + row * ldc,
+          kPair<gemm_t> == 2);
     }
   }
 }

@@ -153,13 +153,19 @@ class ProductOnThreads {
       const auto* B = block_of_B(panel, k, terms, scratch);
       const auto ldb = packs_ ? width_ : ldb_;
       if constexpr (!std::is_same_v<gemm_t, double>) {
-        if (blocks_.by_onednn && blocks_.in_one_call) {
-          gemm(rows, columns, terms, A, lda_, B, ldb, C, ldc, accumulate);
-          continue;
-        }
         if (blocks_.by_onednn) {
-          gemm_in_blocks(
-              rows, columns, terms, A, lda_, B, ldb, C, ldc, accumulate);
+          gemm(
+              rows,
+              columns,
+              terms,
+              A,
+              lda_,
+              B,
+              ldb,
+              C,
+              ldc,
+              accumulate,
+              blocks_.in_one_call);
           continue;
         }
       }

@@ -101,6 +101,7 @@ template <int64_t kMost, typename Body>
 C10_ALWAYS_INLINE void in_tiles(int64_t begin, int64_t end, const Body& body) {
   const auto tiles = (end - begin + kMost - 1) / kMost;
   const auto least = tiles > 0 ? (end - begin) / tiles : 0;
+  // The first tiles have a row more.
   for (auto larger = end - begin - least * tiles; begin < end; --larger) {
     const auto rows = larger > 0 ? least + 1 : least;
     tile_of<kMost>(rows, body, begin);
