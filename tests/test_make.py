@@ -205,6 +205,16 @@ def test_tests_of_one_group_run_in_one_process(tmp_path):
     assert len({file.read_text() for file in tmp_path.glob("worker_of_*")}) == 1
 
 
+def test_pytest_names_what_runs_for_long(tmp_path):
+    pytest.importorskip("xdist")
+    for name in ("conftest.py", "poison.py"):
+        shutil.copy(ROOT / "tests" / name, tmp_path)
+    (tmp_path / "test_long.py").write_text("import time\ndef test(): time.sleep(11)\n")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n1"]
+    said = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    assert re.search(r"^test_long.py::test has run for (9|1\d) s$", said, re.MULTILINE)
+
+
 def lacking(folder=ROOT, environment=".venv", **variables):
     """What check_machine.py says of all but the disk, line by line."""
     command = [sys.executable, CHECK, environment, "torch==2.13.0"]
