@@ -51,7 +51,6 @@ void write_d_gates(
              .new_cell = a.new_cell,
              .gates = a.gates,
              .d_gates = d_gates.rows,
-             .ld_d_gates = d_gates.ld_rows,
              .d_h = nullptr,
              .d_cell = a.d_old_cell},
             begin,
@@ -61,13 +60,14 @@ void write_d_gates(
 
 template <typename scalar_t, typename gemm_t>
 void backward_step(const BackwardStep<scalar_t>& a) {
-  GateGradients<gemm_t> d_gates{a.batch, 3 * a.state_size};
+  const auto units = 3 * a.state_size;
   const bool wants_columns = a.d_weights != nullptr || a.d_bias != nullptr;
-  const Scratch<gemm_t> rows(a.batch * d_gates.ld_rows);
-  const Scratch<gemm_t> columns(
-      wants_columns ? d_gates.units * d_gates.ld_columns : 0);
-  d_gates.rows = rows.data();
-  d_gates.columns = columns.data();
+  const auto ld_rows = leading_dimension<gemm_t>(units);
+  const auto ld_columns = leading_dimension<gemm_t>(a.batch);
+  const Scratch<gemm_t> rows(a.batch * ld_rows);
+  const Scratch<gemm_t> columns(wants_columns ? units * ld_columns : 0);
+  const GateGradients<gemm_t> d_gates{
+      a.batch, units, {rows.data(), ld_rows}, {columns.data(), ld_columns}};
   d_gates.zero_padding();
   write_d_gates(a, d_gates);
   if (wants_columns) {

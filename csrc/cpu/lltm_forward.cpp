@@ -3,8 +3,8 @@
 #include "cpu/lltm_forward_batch.h"
 #include "cpu/primitives/dot.h"
 #include "cpu/primitives/gemm.h"
+#include "cpu/primitives/matrix.h"
 #include "cpu/primitives/pack.h"
-#include "cpu/primitives/product.h"
 #include "cpu/primitives/profiled_path.h"
 #include "cpu/primitives/scratch.h"
 #include "cpu/primitives/vectorize.h"
@@ -168,7 +168,6 @@ class Forward {
             k,
             size_k,
             weights_of(row, gates * units, k, size_k, converted),
-            kConverts ? size_k : features_,
             products);
       }
     }
@@ -191,19 +190,20 @@ class Forward {
   }
 
   // Rows of weights, from feature k on: as they lie, or converted.
-  const gemm_t* weights_of(
+  Matrix<const gemm_t> weights_of(
       int64_t row,
       int64_t rows,
       int64_t k,
       int64_t size_k,
       gemm_t* converted) const {
-    const auto* weights = a_.weights + row * features_ + k;
+    const Matrix<const scalar_t> weights{a_.weights, features_};
     if constexpr (kConverts) {
+      const Matrix<gemm_t> to{converted, size_k};
       vectorized<ConvertRows<scalar_t, gemm_t>>()(
-          {weights, features_, size_k, converted, size_k}, 0, rows);
-      return converted;
+          {weights.at(row, k), size_k, to}, 0, rows);
+      return to;
     } else {
-      return weights;
+      return weights.at(row, k);
     }
   }
 
@@ -215,56 +215,33 @@ class Forward {
       int64_t gates,
       int64_t k,
       int64_t size_k,
-      const gemm_t* weights,
-      int64_t ld,
+      Matrix<const gemm_t> weights,
       opmath_t* products) const {
     for (auto panel = block.first_panel; panel < block.end_panel; ++panel) {
-      multiply_panel(
-          gates * units,
-          batch_.width(panel),
-          size_k,
-          weights,
-          ld,
-          batch_.panel(panel, k),
-          products_of(panel, block, units, products) +
-              first_gate * units * batch_.width(panel),
-          k > 0);
+      const Matrix<opmath_t> products_of_panel{
+          products_of(panel, block, units, products), batch_.width(panel)};
+      gemm<gemm_t>(
+          batch_.method(),
+          {.M = gates * units,
+           .N = batch_.width(panel),
+           .K = size_k,
+           .A = weights,
+           .B = batch_.panel(panel, k),
+           .C = products_of_panel.at(first_gate * units, 0),
+           .accumulate = k > 0,
+           .all_rows = 3 * a_.state_size});
     }
     if constexpr (kPairs == 1) {
       for (int64_t i = 0; block.has_rest && i < gates; ++i) {
-        dot(batch_.rest_rows(),
-            units,
-            size_k,
-            batch_.rest(k),
-            features_,
-            weights + i * units * ld,
-            ld,
-            products + (first_gate + i) * ld_rest_,
-            3 * ld_rest_,
-            k > 0);
+        dot<gemm_t>(
+            {.M = batch_.rest_rows(),
+             .N = units,
+             .K = size_k,
+             .A = batch_.rest().at(0, k),
+             .B = weights.at(i * units, 0),
+             .C = {products + (first_gate + i) * ld_rest_, 3 * ld_rest_},
+             .accumulate = k > 0});
       }
-    }
-  }
-
-  // C [M, N] = A @ B, or C += A @ B, for a panel of N rows.
-  void multiply_panel(
-      int64_t M,
-      int64_t N,
-      int64_t K,
-      const gemm_t* A,
-      int64_t lda,
-      const gemm_t* B,
-      opmath_t* C,
-      bool accumulate) const {
-    if constexpr (!std::is_same_v<gemm_t, double>) {
-      if (batch_.is_for_onednn()) {
-        return gemm<gemm_t>(M, N, K, A, lda, B, N, C, N, accumulate, true);
-      }
-    }
-    if constexpr (kPairs == 1) {
-      const auto all_rows = 3 * a_.state_size;
-      lltm::multiply<gemm_t>(
-          M, N, K, A, lda, B, N, C, N, accumulate, all_rows, kMaxChain);
     }
   }
 
@@ -280,12 +257,10 @@ class Forward {
       const auto size = std::min(kVector, batch_.rows(panel) - row);
       for (int64_t gate = 0; gate < 3; ++gate) {
         vectorized<PackTransposed<opmath_t, opmath_t>>()(
-            {products + gate * units * width + row,
-             width,
+            {{products + gate * units * width + row, width},
              units,
              ld,
-             rows_of_products + gate * ld,
-             3 * ld},
+             {rows_of_products + gate * ld, 3 * ld}},
             0,
             size);
       }

@@ -3,6 +3,7 @@
 #include "cpu/lltm_forward.h"
 #include "cpu/primitives/cpu_capability.h"
 #include "cpu/primitives/gemm.h"
+#include "cpu/primitives/matrix.h"
 #include "cpu/primitives/pack.h"
 #include "cpu/primitives/scratch.h"
 #include "cpu/primitives/vectorize.h"
@@ -76,13 +77,13 @@ class PackedBatch {
   }
 
   // [features, width], from a feature on.
-  const gemm_t* panel(int64_t panel, int64_t feature) const {
-    return data(panel, feature);
+  Matrix<const gemm_t> panel(int64_t panel, int64_t feature) const {
+    return packed(panel).at(feature, 0);
   }
 
   // The rows that no panel holds: [rest_rows, features], from packed_rows on.
-  const gemm_t* rest(int64_t feature) const {
-    return rest_.data() + feature;
+  Matrix<const gemm_t> rest() const {
+    return {rest_.data(), features_};
   }
 
   int64_t rest_rows() const {
@@ -102,8 +103,9 @@ class PackedBatch {
     return panel_width_;
   }
 
-  bool is_for_onednn() const {
-    return by_onednn_;
+  // By which panels are multiplied.
+  Method method() const {
+    return method_;
   }
 
  private:
@@ -123,11 +125,11 @@ class PackedBatch {
 
   // The tile takes two vectors, and three where one would be left.
   int64_t choose_panel_width() const {
-    return by_onednn_ ? kPanelWidth : 2 * columns_of_a_vector();
+    return method_ != Method::kTile ? kPanelWidth : 2 * columns_of_a_vector();
   }
 
   int64_t choose_panels() const {
-    return by_onednn_ || packed_rows_ < panel_width_
+    return method_ != Method::kTile || packed_rows_ < panel_width_
         ? at::divup(packed_rows_, panel_width_)
         : at::divup(packed_rows_, columns_of_a_vector()) / 2;
   }
@@ -136,18 +138,15 @@ class PackedBatch {
     return first_row(panels_ - 1) + width(panels_ - 1);
   }
 
-  gemm_t* data(int64_t panel, int64_t feature) const {
-    return packed_.data() + first_row(panel) * features_ +
-        feature * width(panel);
+  Matrix<gemm_t> packed(int64_t panel) const {
+    return {packed_.data() + first_row(panel) * features_, width(panel)};
   }
 
   void copy_rest(const scalar_t* from, int64_t offset, int64_t size) const {
     vectorized<ConvertRows<scalar_t, gemm_t>>()(
-        {from + packed_rows_ * size,
+        {{from + packed_rows_ * size, size},
          size,
-         size,
-         rest_.data() + offset,
-         features_},
+         {rest_.data() + offset, features_}},
         0,
         rest_rows_);
   }
@@ -166,13 +165,12 @@ class PackedBatch {
     const auto end = std::min(last - offset, size);
     if (begin < end) {
       const auto* rows_of_panel = from + first_row(panel) * size;
+      auto* to = packed(panel).row(offset);
       vectorized<PackTransposed<from_t, to_t>>()(
-          {reinterpret_cast<const from_t*>(rows_of_panel),
-           size / kPairs,
+          {{reinterpret_cast<const from_t*>(rows_of_panel), size / kPairs},
            rows(panel),
            width(panel),
-           reinterpret_cast<to_t*>(data(panel, offset)),
-           width(panel)},
+           {reinterpret_cast<to_t*>(to), width(panel)}},
           begin / kPairs,
           end / kPairs);
     }
@@ -180,7 +178,8 @@ class PackedBatch {
 
   const ForwardStep<scalar_t>& a_;
   const int64_t features_ = a_.features();
-  const bool by_onednn_ = is_onednn_faster<gemm_t>();
+  const Method method_ =
+      is_onednn_faster<gemm_t>() ? Method::kOneDNNInOneCall : Method::kTile;
   const int64_t rest_rows_ = choose_rest_rows();
   const int64_t packed_rows_ = a_.batch - rest_rows_;
   const int64_t panel_width_ = choose_panel_width();

@@ -2,6 +2,7 @@
 
 #include "cpu/primitives/convert.h"
 #include "cpu/primitives/lanes.h"
+#include "cpu/primitives/matrix.h"
 #include "ops/gate_math.h"
 
 #include <ATen/OpMathType.h>
@@ -157,10 +158,9 @@ struct GatesBackward {
   const scalar_t* grad_cell;
   const scalar_t* new_cell;
   const scalar_t* gates;
-  gemm_t* d_gates; // of the pre-activations, [rows, ld_d_gates]
-  int64_t ld_d_gates;
-  const opmath_t* d_h; // from the step after this one; null: there is none
-  cell_t* d_cell;      // likewise, then of the old cell state; null: not wanted
+  Matrix<gemm_t> d_gates; // of the pre-activations
+  const opmath_t* d_h;    // from the step after this one; null: there is none
+  cell_t* d_cell; // likewise, then of the old cell state; null: not wanted
 
   C10_ALWAYS_INLINE void operator()(int64_t begin, int64_t end) const {
     if (d_h != nullptr) {
@@ -180,7 +180,7 @@ struct GatesBackward {
           grad_cell + at,
           new_cell + at,
           gates + 3 * at,
-          d_gates + row * ld_d_gates,
+          d_gates.row(row),
           kAddsLater ? d_h + at : nullptr,
           kWritesCell ? d_cell + at : nullptr);
     }

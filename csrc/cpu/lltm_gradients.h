@@ -4,6 +4,7 @@
 #include "cpu/primitives/convert.h"
 #include "cpu/primitives/gemm.h"
 #include "cpu/primitives/lanes.h"
+#include "cpu/primitives/matrix.h"
 #include "cpu/primitives/pack.h"
 #include "cpu/primitives/product.h"
 #include "cpu/primitives/product_on_threads.h"
@@ -54,21 +55,21 @@ int64_t leading_dimension(int64_t size) {
   return kPair<gemm_t> == 1 && ld % 64 == 0 ? ld + 16 : ld;
 }
 
-// d_gates in the two layouts that products need: rows [batch, ld_rows] for
-// products with weights, and columns, the transpose, [units, ld_columns] for
-// those with input and h. Columns may be null.
+// d_gates in the two layouts that products need: rows [batch, units] for
+// products with weights, and columns, the transpose, for those with input and
+// h. The data of columns may be null.
 template <typename gemm_t>
 struct GateGradients {
   int64_t batch;
   int64_t units; // 3 * state_size
-  gemm_t* rows;
-  gemm_t* columns;
-  int64_t ld_rows = leading_dimension<gemm_t>(units);
-  int64_t ld_columns = leading_dimension<gemm_t>(batch);
+  Matrix<gemm_t> rows;
+  Matrix<gemm_t> columns;
 
   void zero_padding() const {
-    zero_padding(rows, batch, units, ld_rows);
-    zero_padding(columns, units, batch, ld_columns);
+    zero_padding(rows, batch, units);
+    if (columns.data != nullptr) {
+      zero_padding(columns, units, batch);
+    }
   }
 
   // Columns from rows.
@@ -81,23 +82,15 @@ struct GateGradients {
           const auto first = begin * kVector;
           const auto size = std::min(end * kVector, batch) - first;
           vectorized<PackTransposed<gemm_t, gemm_t>>()(
-              {rows + first * ld_rows,
-               ld_rows,
-               size,
-               size,
-               columns + first,
-               ld_columns},
-              0,
-              units);
+              {rows.at(first, 0), size, size, columns.at(0, first)}, 0, units);
         });
   }
 
  private:
-  static void
-  zero_padding(gemm_t* data, int64_t rows, int64_t size, int64_t ld) {
-    const auto padding = terms_of<gemm_t>(size) - size;
-    for (int64_t row = 0; data != nullptr && padding > 0 && row < rows; ++row) {
-      std::fill_n(data + row * ld + size, padding, gemm_t(0));
+  static void zero_padding(Matrix<gemm_t> to, int64_t rows, int64_t size) {
+    const auto padded = terms_of<gemm_t>(size);
+    for (int64_t row = 0; padded > size && row < rows; ++row) {
+      std::fill(to.row(row) + size, to.row(row) + padded, gemm_t(0));
     }
   }
 };
@@ -117,12 +110,13 @@ Blocks blocks_of_weights(int64_t M, int64_t N, int64_t K) {
     const auto most = weights_panel(K, sizeof(gemm_t));
     const auto columns = round_up(at::divup(N, at::divup(N, most)), kVector);
     const auto rows = at::divup(M, at::divup(M, kWeightsBlock / columns));
-    return {true, rows, columns, kMaxK<gemm_t>, /*in_one_call=*/true};
+    return {Method::kOneDNNInOneCall, rows, columns, kMaxK<gemm_t>};
   }
   if (K <= kFewTerms) {
-    return {false, size_of_a_block(M, 64), N, K};
+    return {Method::kTile, size_of_a_block(M, 64), N, K};
   }
-  return {false, size_of_a_block(M, 384), columns_of_a_block(N, 768), K};
+  return {
+      Method::kTile, size_of_a_block(M, 384), columns_of_a_block(N, 768), K};
 }
 
 template <typename scalar_t, typename gemm_t>
@@ -130,21 +124,22 @@ Blocks blocks_of_rows(int64_t M, int64_t N, int64_t K) {
   const auto rows = std::min(M, kRowsOfATask);
   if constexpr (kPair<gemm_t> == 2) {
     const auto columns = size_of_a_block(N, M < 128 ? 1024 : 512);
-    return {true, rows, round_up(columns, kVector), M < 128 ? 128 : 512};
+    return {
+        Method::kOneDNN, rows, round_up(columns, kVector), M < 128 ? 128 : 512};
   }
   if (M >= 128 && is_onednn_faster<gemm_t>()) {
-    return {true, rows, size_of_a_block(N, 128), 512};
+    return {Method::kOneDNN, rows, size_of_a_block(N, 128), 512};
   }
   if (sizeof(scalar_t) == 2) {
-    return M < 128 ? Blocks{false, rows, size_of_a_block(N, 1024), 128}
-                   : Blocks{false, rows, size_of_a_block(N, 128), 512};
+    return M < 128 ? Blocks{Method::kTile, rows, size_of_a_block(N, 1024), 128}
+                   : Blocks{Method::kTile, rows, size_of_a_block(N, 128), 512};
   }
   if (M <= kFewRows) {
-    return {false, M, size_of_a_block(N, N), K};
+    return {Method::kTile, M, size_of_a_block(N, N), K};
   }
   // Rows share what is copied of the weights.
   const auto rows_of_a_block = M < 128 ? M : size_of_a_block(M, 384);
-  return {false, rows_of_a_block, columns_of_a_block(N, 768), K};
+  return {Method::kTile, rows_of_a_block, columns_of_a_block(N, 768), K};
 }
 
 // d_weights = or += d_gates.T @ [old_h, input]
@@ -161,16 +156,13 @@ void weights_gradient(
       return;
     }
     ProductOnThreads<scalar_t, gemm_t, out_t>(
-        d_gates.units,
-        N,
-        sizes.batch,
-        d_gates.columns,
-        d_gates.ld_columns,
-        B,
-        N,
-        C,
-        sizes.features(),
-        accumulate,
+        {.M = d_gates.units,
+         .N = N,
+         .K = sizes.batch,
+         .A = d_gates.columns,
+         .B = {B, N},
+         .C = {C, sizes.features()},
+         .accumulate = accumulate},
         blocks_of_weights<gemm_t>(d_gates.units, N, sizes.batch))
         .run();
   };
@@ -191,16 +183,13 @@ void rows_gradient(
     return;
   }
   ProductOnThreads<scalar_t, gemm_t, scalar_t>(
-      sizes.batch,
-      columns,
-      d_gates.units,
-      d_gates.rows,
-      d_gates.ld_rows,
-      columns_of_weights,
-      sizes.features(),
-      result,
-      columns,
-      false,
+      {.M = sizes.batch,
+       .N = columns,
+       .K = d_gates.units,
+       .A = d_gates.rows,
+       .B = {columns_of_weights, sizes.features()},
+       .C = {result, columns},
+       .accumulate = false},
       blocks_of_rows<scalar_t, gemm_t>(sizes.batch, columns, d_gates.units))
       .run();
 }
@@ -218,8 +207,8 @@ struct BiasGradient {
   C10_ALWAYS_INLINE void operator()(int64_t begin, int64_t end) const {
     for (int64_t unit = begin; unit < end; ++unit) {
       const auto before = accumulate ? load(d_bias[unit]) : opmath_t(0);
-      const auto* values = d_gates.columns + unit * d_gates.ld_columns;
-      store(before + sum(values, d_gates.batch), d_bias[unit]);
+      const auto values = sum(d_gates.columns.row(unit), d_gates.batch);
+      store(before + values, d_bias[unit]);
     }
   }
 

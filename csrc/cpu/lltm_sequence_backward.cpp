@@ -47,7 +47,8 @@ class SequenceBackward {
     const Sums sums(a_);
     const auto units = 3 * a_.state_size;
     const auto most = most_rows(chunks_);
-    const Scratch<gemm_t> rows(most * leading_dimension<gemm_t>(units));
+    const auto ld_rows = leading_dimension<gemm_t>(units);
+    const Scratch<gemm_t> rows(most * ld_rows);
     int64_t ld_columns = 0;
     for (const auto& chunk : chunks_) {
       ld_columns = std::max(ld_columns, leading_dimension<gemm_t>(chunk.rows));
@@ -57,9 +58,12 @@ class SequenceBackward {
         a_.d_weights == nullptr ? 0 : rows_to_gather() * a_.state_size);
     for (auto chunk = chunks_.rbegin(); chunk != chunks_.rend(); ++chunk) {
       const GateGradients<gemm_t> d_gates{
-          chunk->rows, units, rows.data(), columns.data()};
+          chunk->rows,
+          units,
+          {rows.data(), ld_rows},
+          {columns.data(), leading_dimension<gemm_t>(chunk->rows)}};
       d_gates.zero_padding();
-      recurrence.run(*chunk, rows.data());
+      recurrence.run(*chunk, d_gates.rows);
       multiply(*chunk, d_gates, old_h.data(), sums, chunk != chunks_.rbegin());
     }
     finish(sums.d_weights, a_.d_weights, units * a_.features());

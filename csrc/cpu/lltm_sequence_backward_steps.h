@@ -7,8 +7,8 @@
 #include "cpu/lltm_sequence_states.h"
 #include "cpu/primitives/cpu_capability.h"
 #include "cpu/primitives/gemm.h"
+#include "cpu/primitives/matrix.h"
 #include "cpu/primitives/pack.h"
-#include "cpu/primitives/product.h"
 #include "cpu/primitives/scratch.h"
 #include "cpu/primitives/team.h"
 #include "cpu/primitives/vectorize.h"
@@ -72,8 +72,8 @@ class SequenceBackwardRecurrence {
     pack();
   }
 
-  // d_gates [chunk.rows, ld].
-  void run(const SequenceChunk& chunk, gemm_t* d_gates) const {
+  // d_gates [chunk.rows, 3 * state_size].
+  void run(const SequenceChunk& chunk, Matrix<gemm_t> d_gates) const {
     run_team(shape_.slots(), [&](int64_t begin, int64_t end, Barrier& barrier) {
       run(chunk, d_gates, begin, end, barrier);
       release_gemm<gemm_t>();
@@ -92,6 +92,8 @@ class SequenceBackwardRecurrence {
  private:
   static constexpr bool kConverts =
       !std::is_same_v<scalar_t, gemm_t> || kPair<gemm_t> == 2;
+  static constexpr auto kMethod =
+      kPair<gemm_t> == 2 ? Method::kOneDNN : Method::kTile;
 
   TeamShape shape() const {
     const auto nanoseconds = a_.batch * a_.state_size *
@@ -100,8 +102,18 @@ class SequenceBackwardRecurrence {
         a_, nanoseconds, a_.steps.size(), a_.packed, panels_);
   }
 
-  const gemm_t* panel(int64_t i) const {
-    return weights_.data() + i * width_ * size_k_;
+  Matrix<gemm_t> packed(int64_t panel) const {
+    return {weights_.data() + panel * width_ * size_k_, width_};
+  }
+
+  // The columns of weights for the units of a panel.
+  Matrix<const gemm_t> panel(int64_t i) const {
+    if constexpr (!kConverts) {
+      if (!packs_) {
+        return {a_.weights + i * width_, a_.features()};
+      }
+    }
+    return packed(i);
   }
 
   // The columns of weights for old_h, in panels [size_k, width].
@@ -117,12 +129,10 @@ class SequenceBackwardRecurrence {
           for (int64_t i = begin; i < end; ++i) {
             const auto unit = i * width_;
             vectorized<PackRows<scalar_t, gemm_t>>()(
-                {a_.weights + unit,
-                 a_.features(),
+                {{a_.weights + unit, a_.features()},
                  3 * a_.state_size,
                  std::min(width_, a_.state_size - unit),
-                 weights_.data() + i * width_ * size_k_,
-                 width_},
+                 packed(i)},
                 0,
                 size_k_ / kPair<gemm_t>);
           }
@@ -131,13 +141,13 @@ class SequenceBackwardRecurrence {
 
   void run(
       const SequenceChunk& chunk,
-      gemm_t* d_gates,
+      Matrix<gemm_t> d_gates,
       int64_t begin,
       int64_t end,
       Barrier& barrier) const {
     for (int64_t step = chunk.end - 1; step >= chunk.begin; --step) {
-      auto* d_gates_of_step =
-          d_gates + (a_.steps[step].first_row - chunk.first_row) * ld_;
+      const auto d_gates_of_step =
+          d_gates.at(a_.steps[step].first_row - chunk.first_row, 0);
       for (int64_t i = begin; i < end; ++i) {
         pointwise(rows_of(i, step), panels_of(i), step, d_gates_of_step);
       }
@@ -166,7 +176,7 @@ class SequenceBackwardRecurrence {
       const Part& rows,
       const Part& panels,
       int64_t step,
-      gemm_t* d_gates) const {
+      Matrix<gemm_t> d_gates) const {
     const auto first = a_.steps[step].first_row * a_.state_size;
     vectorized<GatesBackward<scalar_t, gemm_t, opmath_t>>()(
         {.state_size = a_.state_size,
@@ -177,7 +187,6 @@ class SequenceBackwardRecurrence {
          .new_cell = a_.cells + first,
          .gates = a_.gates + 3 * first,
          .d_gates = d_gates,
-         .ld_d_gates = ld_,
          .d_h = d_h_.data(),
          .d_cell = d_cell_.data()},
         rows.begin,
@@ -189,47 +198,25 @@ class SequenceBackwardRecurrence {
       const Part& rows,
       const Part& panels,
       int64_t step,
-      const gemm_t* d_gates) const {
+      Matrix<const gemm_t> d_gates) const {
     if (rows.size() <= 0) {
       return;
     }
+    const Matrix<opmath_t> d_h{d_h_.data(), a_.state_size};
     for (int64_t j = 0; j < panels.size(); ++j) {
       const auto i = panels.begin + block_in_turn(step, j, panels.size());
       const auto unit = i * width_;
-      const auto units = std::min(width_, a_.state_size - unit);
-      const auto* A = d_gates + rows.begin * ld_;
-      auto* C = d_h_.data() + rows.begin * a_.state_size + unit;
-      if constexpr (kPair<gemm_t> == 2) {
-        gemm<gemm_t>(
-            rows.size(),
-            units,
-            size_k_,
-            A,
-            ld_,
-            panel(i),
-            width_,
-            C,
-            a_.state_size,
-            false);
-      } else {
-        const gemm_t* B = panel(i);
-        if constexpr (!kConverts) {
-          B = packs_ ? B : a_.weights + unit;
-        }
-        lltm::multiply<gemm_t>(
-            rows.size(),
-            units,
-            size_k_,
-            A,
-            ld_,
-            B,
-            packs_ ? width_ : a_.features(),
-            C,
-            a_.state_size,
-            false,
-            a_.batch,
-            chain_of(a_.batch, packs_));
-      }
+      gemm<gemm_t>(
+          kMethod,
+          {.M = rows.size(),
+           .N = std::min(width_, a_.state_size - unit),
+           .K = size_k_,
+           .A = d_gates.at(rows.begin, 0),
+           .B = panel(i),
+           .C = d_h.at(rows.begin, unit),
+           .accumulate = false,
+           .all_rows = a_.batch,
+           .chain = chain_of(a_.batch, packs_)});
     }
   }
 
@@ -250,7 +237,6 @@ class SequenceBackwardRecurrence {
   }
 
   const SequenceBackwardPointers<scalar_t>& a_;
-  const int64_t ld_ = leading_dimension<gemm_t>(3 * a_.state_size);
   const int64_t size_k_ = kPair<gemm_t> == 2
       ? terms_of<gemm_t>(3 * a_.state_size)
       : 3 * a_.state_size;

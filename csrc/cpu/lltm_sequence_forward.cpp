@@ -1,7 +1,6 @@
-#include "cpu/lltm_sequence_forward.h"
+#include "cpu/lltm_sequence_forward_steps.h"
 
 #include "cpu/lltm_forward.h"
-#include "cpu/lltm_sequence_forward_steps.h"
 #include "cpu/lltm_sequence_states.h"
 #include "cpu/primitives/cpu_capability.h"
 #include "cpu/primitives/gemm.h"

@@ -91,7 +91,7 @@ struct OldStates {
         std::fill_n(to, state_size, to_t(0));
       } else {
         vectorized<ConvertRows<scalar_t, to_t>>()(
-            {row_of(i, row), state_size, state_size, to, state_size}, 0, 1);
+            {{row_of(i, row), state_size}, state_size, {to, state_size}}, 0, 1);
       }
     }
     return scratch;
@@ -127,7 +127,7 @@ class OldCells {
     // Both: rows of packed sequences may begin at any step.
     for (int64_t i = 0; i < 2; ++i) {
       vectorized<ConvertRows<scalar_t, opmath_t>>()(
-          {c0, size_, size_, half(i), size_}, 0, 1);
+          {{c0, size_}, size_, {half(i), size_}}, 0, 1);
     }
   }
 

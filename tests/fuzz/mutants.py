@@ -112,8 +112,8 @@ MUTANTS = [
     Mutant(
         "the wrong order of gates in one path",
         "csrc/cpu/lltm_forward.cpp",
-        "products + (first_gate + i) * ld_rest_,",
-        "products + (2 - first_gate - i) * ld_rest_,",
+        ".C = {products + (first_gate + i) * ld_rest_, 3 * ld_rest_},",
+        ".C = {products + (2 - first_gate - i) * ld_rest_, 3 * ld_rest_},",
     ),
     Mutant(
         "a lost tail of bfloat16",
@@ -142,20 +142,20 @@ MUTANTS = [
     Mutant(
         "products of bfloat16 that take the place of earlier ones",
         "csrc/cpu/primitives/gemm.h",
-        "accumulate || k > 0,",
+        "p.accumulate || k > 0,",
         "k > 0,",
     ),
     Mutant(
         "a wrong stride for the terms of a sum",
         "csrc/cpu/primitives/tile.h",
-        "load_lanes(B + (k + chain) * ldb + j * lanes, b[j]);",
-        "load_lanes(B + (k + chain) * kVectors * lanes + j * lanes, b[j]);",
+        "load_lanes(B.row(k + chain) + j * lanes, b[j]);",
+        "load_lanes(B.data + (k + chain) * kVectors * lanes + j * lanes, b[j]);",
     ),
     Mutant(
         "rows that no panel holds, in the place of others",
         "csrc/cpu/lltm_forward_batch.h",
-        "{from + packed_rows_ * size,",
-        "{from,",
+        "{{from + packed_rows_ * size, size},",
+        "{{from, size},",
     ),
     Mutant(
         "lost columns beyond whole vectors",
@@ -166,8 +166,8 @@ MUTANTS = [
     Mutant(
         "a panel of weights in the place of another",
         "csrc/cpu/primitives/product_on_threads.h",
-        "return packed_.data() + (panel * terms_ + k) * width_;",
-        "return packed_.data() + k * width_;",
+        "return {packed_.data() + (panel * terms_ + k) * width_, width_};",
+        "return {packed_.data() + k * width_, width_};",
     ),
     Mutant(
         "two results that are one",

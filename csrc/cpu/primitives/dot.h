@@ -2,6 +2,7 @@
 
 #include "cpu/primitives/cpu_capability.h"
 #include "cpu/primitives/lanes.h"
+#include "cpu/primitives/matrix.h"
 #include "cpu/primitives/product.h"
 #include "cpu/primitives/tile.h"
 #include "cpu/primitives/vectorize.h"
@@ -11,21 +12,15 @@
 #include <algorithm>
 #include <cstdint>
 
-// C = A @ B.T, or C += A @ B.T, for a few rows of A. A and B are read along
+// Products with the transpose of B, for a few rows of A. A and B are read along
 // their rows, as they lie; packing B would cost more.
 namespace lltm {
 
 template <typename T>
 struct Dot {
-  int64_t M;
-  int64_t K;
-  const T* A;
-  int64_t lda;
-  const T* B;
-  int64_t ldb;
-  T* C;
-  int64_t ldc;
-  bool accumulate;
+  const Product<T>& p;
+  int64_t k; // the first of these terms
+  int64_t terms;
 
   // Rows of B. All rows of A pass over a few of them, which stay in the cache.
   template <int64_t kBytes>
@@ -33,7 +28,9 @@ struct Dot {
     constexpr int64_t at_once = 12;
     for (auto row = begin; row < end; row += at_once) {
       in_tiles<kRowsOfA<kBytes>>(
-          0, M, Tiles<kBytes>{*this, row, std::min(row + at_once, end)});
+          0,
+          p.M,
+          Tiles<kBytes>{p, k, terms, row, std::min(row + at_once, end)});
     }
   }
 
@@ -50,7 +47,9 @@ struct Dot {
 
   template <int64_t kBytes>
   struct Tiles {
-    const Dot& p;
+    const Product<T>& p;
+    int64_t k;
+    int64_t terms;
     int64_t begin; // rows of B
     int64_t end;
 
@@ -70,26 +69,26 @@ struct Dot {
     C10_ALWAYS_INLINE void tile(int64_t row, int64_t column) const {
       using lanes_t = typename Lanes<T, kBytes>::type;
       constexpr auto lanes = Lanes<T, kBytes>::count;
-      const auto* A = p.A + row * p.lda;
-      const auto* B = p.B + column * p.ldb;
-      auto lda = p.lda, ldb = p.ldb;
+      auto A = p.A.at(row, k);
+      auto B = p.B.at(column, k);
       lanes_t sums[kM][kN] = {};
+      const bool accumulate = p.accumulate || k > 0;
       alignas(64) T last_a[kM][lanes], last_b[kN][lanes];
       // Whole vectors of terms, then the rest, padded with zeros: the same code
       // adds both, so all tiles round alike.
-      auto terms = p.K / lanes * lanes;
+      auto whole = terms / lanes * lanes;
 #pragma GCC unroll 1
-      for (int64_t left = terms == p.K ? 1 : 2; left > 0; --left) {
-        for (int64_t k = 0; k < terms; k += lanes) {
+      for (int64_t left = whole == terms ? 1 : 2; left > 0; --left) {
+        for (int64_t offset = 0; offset < whole; offset += lanes) {
           lanes_t a[kM], b;
           // Without the pragmas gcc 12 keeps the sums in memory.
 #pragma GCC unroll 8
           for (int64_t i = 0; i < kM; ++i) {
-            load_lanes(A + i * lda + k, a[i]);
+            load_lanes(A.row(i) + offset, a[i]);
           }
 #pragma GCC unroll 8
           for (int64_t j = 0; j < kN; ++j) {
-            load_lanes(B + j * ldb + k, b);
+            load_lanes(B.row(j) + offset, b);
 #pragma GCC unroll 8
             for (int64_t i = 0; i < kM; ++i) {
               sums[i][j] += b * a[i];
@@ -97,58 +96,49 @@ struct Dot {
           }
         }
         if (left == 2) {
-          copy_rest(A, lda, last_a);
-          copy_rest(B, ldb, last_b);
-          A = last_a[0];
-          B = last_b[0];
-          lda = ldb = terms = lanes;
+          copy_rest(A, last_a);
+          copy_rest(B, last_b);
+          A = {last_a[0], lanes};
+          B = {last_b[0], lanes};
+          whole = lanes;
         }
       }
 #pragma GCC unroll 8
       for (int64_t i = 0; i < kM; ++i) {
         T totals[kN];
         add_lanes_of<T, kBytes, kN>(sums[i], totals);
-        auto* C = p.C + (row + i) * p.ldc + column;
+        auto* C = p.C.row(row + i) + column;
         for (int64_t j = 0; j < kN; ++j) {
-          C[j] = p.accumulate ? C[j] + totals[j] : totals[j];
+          C[j] = accumulate ? C[j] + totals[j] : totals[j];
         }
       }
     }
 
     template <int64_t kRows, int64_t kLanes>
-    C10_ALWAYS_INLINE void
-    copy_rest(const T* from, int64_t ld, T (&to)[kRows][kLanes]) const {
-      const auto rest = p.K % kLanes;
+    C10_ALWAYS_INLINE void copy_rest(
+        Matrix<const T> from,
+        T (&to)[kRows][kLanes]) const {
+      const auto rest = terms % kLanes;
       for (int64_t i = 0; i < kRows; ++i) {
         for (int64_t k = 0; k < kLanes; ++k) {
-          to[i][k] = k < rest ? from[i * ld + p.K - rest + k] : T(0);
+          to[i][k] = k < rest ? from.row(i)[terms - rest + k] : T(0);
         }
       }
     }
   };
 };
 
+// C = A @ B.T, or C += A @ B.T.
 template <typename T>
-void dot(
-    int64_t M,
-    int64_t N,
-    int64_t K,
-    const T* A,
-    int64_t lda,
-    const T* B,
-    int64_t ldb,
-    T* C,
-    int64_t ldc,
-    bool accumulate) {
+void dot(const Product<T>& p) {
   // Each lane of a sum is a chain of its own.
   const auto most = kMaxChain * vector_bytes() / int64_t(sizeof(T));
   int64_t k = 0;
   do {
-    const auto terms = std::min(most, K - k);
-    vectorized<Dot<T>>()(
-        {M, terms, A + k, lda, B + k, ldb, C, ldc, accumulate || k > 0}, 0, N);
+    const auto terms = std::min(most, p.K - k);
+    vectorized<Dot<T>>()({p, k, terms}, 0, p.N);
     k += most;
-  } while (k < K);
+  } while (k < p.K);
 }
 
 } // namespace lltm

@@ -19,17 +19,15 @@ bool try_bfloat16_gemm() {
   std::array<c10::BFloat16, kVector * 2> zeros{};
   std::array<float, kVector> result{};
   try {
-    gemm<c10::BFloat16>(
-        1,
-        kVector,
-        2,
-        zeros.data(),
-        2,
-        zeros.data(),
-        kVector,
-        result.data(),
-        kVector,
-        false);
+    onednn_gemm<c10::BFloat16>(
+        {.M = 1,
+         .N = kVector,
+         .K = 2,
+         .A = {zeros.data(), 2},
+         .B = {zeros.data(), kVector},
+         .C = {result.data(), kVector},
+         .accumulate = false},
+        /*in_one_call=*/true);
     release_gemm<c10::BFloat16>();
     return true;
   } catch (const std::exception&) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cpu/primitives/cpu_capability.h"
+#include "cpu/primitives/matrix.h"
 #include "cpu/primitives/product.h"
 
 #include <ATen/OpMathType.h>
@@ -11,8 +12,8 @@
 #include <cstdint>
 #include <type_traits>
 
-// Products of blocks, on the calling thread, by the microkernels that oneDNN
-// generates inside libtorch.
+// Products of blocks, on the calling thread: by the tile, or by the
+// microkernels that oneDNN generates inside libtorch.
 namespace lltm {
 
 // The columns of B in a vector of the microkernel. Packed panels of B are
@@ -89,39 +90,42 @@ int64_t terms_of_a_call(int64_t left) {
       : terms;
 }
 
-// C = A @ B, or C += A @ B. Row-major with leading dimensions in elements, in
-// float or bfloat16. in_one_call: all rows, whose number then must not follow
-// from the batch.
+// What multiplies a block: the tile, or oneDNN in calls of some rows, or of all
+// rows, whose number then must not follow from the batch.
+enum class Method { kTile, kOneDNN, kOneDNNInOneCall };
+
 template <typename gemm_t>
-void gemm(
-    int64_t M,
-    int64_t N,
-    int64_t K,
-    const gemm_t* A,
-    int64_t lda,
-    const gemm_t* B,
-    int64_t ldb,
-    at::opmath_type<gemm_t>* C,
-    int64_t ldc,
-    bool accumulate,
-    bool in_one_call = false) {
-  for (int64_t k = 0, terms = 0; k < K; k += terms) {
-    terms = terms_of_a_call<gemm_t>(K - k);
-    for (int64_t row = 0, rows = 0; row < M; row += rows) {
-      rows = in_one_call ? M : rows_of_a_call(M - row);
+void onednn_gemm(const Product<gemm_t>& p, bool in_one_call) {
+  for (int64_t k = 0, terms = 0; k < p.K; k += terms) {
+    terms = terms_of_a_call<gemm_t>(p.K - k);
+    for (int64_t row = 0, rows = 0; row < p.M; row += rows) {
+      rows = in_one_call ? p.M : rows_of_a_call(p.M - row);
       at::native::cpublas::brgemm(
           rows,
-          N,
+          p.N,
           terms,
-          lda,
-          ldb,
-          ldc,
-          accumulate || k > 0,
-          A + row * lda + k,
-          B + k * ldb,
-          C + row * ldc,
+          p.A.ld,
+          p.B.ld,
+          p.C.ld,
+          p.accumulate || k > 0,
+          p.A.row(row) + k,
+          p.B.row(k),
+          p.C.row(row),
           kPair<gemm_t> == 2);
     }
+  }
+}
+
+// On the calling thread.
+template <typename gemm_t>
+void gemm(Method method, const Product<gemm_t>& product) {
+  if constexpr (kPair<gemm_t> == 1) {
+    if (method == Method::kTile) {
+      return multiply(product);
+    }
+  }
+  if constexpr (!std::is_same_v<gemm_t, double>) {
+    onednn_gemm(product, method == Method::kOneDNNInOneCall);
   }
 }
 

@@ -3,6 +3,7 @@
 #include "cpu/primitives/convert.h"
 #include "cpu/primitives/gemm.h"
 #include "cpu/primitives/lanes.h"
+#include "cpu/primitives/matrix.h"
 #include "cpu/primitives/scratch.h"
 #include "cpu/primitives/vectorize.h"
 #include "cpu/primitives/work.h"
@@ -36,16 +37,12 @@ C10_ALWAYS_INLINE void move(const from_t& from, to_t& to) {
 }
 
 #ifdef LLTM_SHUFFLE
-// 4 x 4 words: every instruction set shuffles 16 bytes.
-C10_ALWAYS_INLINE void transpose_words(
-    const void* from,
-    int64_t row_bytes_from,
-    void* to,
-    int64_t row_bytes_to) {
+// to = from.T, 4 x 4 words: every instruction set shuffles 16 bytes.
+template <typename T>
+C10_ALWAYS_INLINE void transpose_words(Matrix<const T> from, Matrix<T> to) {
   Lanes<float, 16>::type rows[4];
   for (int64_t i = 0; i < 4; ++i) {
-    const auto* row = static_cast<const char*>(from) + i * row_bytes_from;
-    std::memcpy(&rows[i], row, sizeof(rows[i]));
+    std::memcpy(&rows[i], from.row(i), sizeof(rows[i]));
   }
   const auto low01 = LLTM_SHUFFLE(rows[0], rows[1], 0, 4, 1, 5);
   const auto low23 = LLTM_SHUFFLE(rows[2], rows[3], 0, 4, 1, 5);
@@ -56,8 +53,7 @@ C10_ALWAYS_INLINE void transpose_words(
   rows[2] = LLTM_SHUFFLE(high01, high23, 0, 1, 4, 5);
   rows[3] = LLTM_SHUFFLE(high01, high23, 2, 3, 6, 7);
   for (int64_t i = 0; i < 4; ++i) {
-    auto* row = static_cast<char*>(to) + i * row_bytes_to;
-    std::memcpy(row, &rows[i], sizeof(rows[i]));
+    std::memcpy(to.row(i), &rows[i], sizeof(rows[i]));
   }
 }
 #endif
@@ -65,15 +61,15 @@ C10_ALWAYS_INLINE void transpose_words(
 // to [columns, rows] = from [rows, columns].T
 template <typename from_t, typename to_t>
 C10_ALWAYS_INLINE void transpose_elements(
-    const from_t* __restrict__ from,
-    int64_t ld_from,
+    Matrix<const from_t> from,
     int64_t rows,
     int64_t columns,
-    to_t* __restrict__ to,
-    int64_t ld_to) {
+    Matrix<to_t> to) {
+  const auto* __restrict__ from_data = from.data;
+  auto* __restrict__ to_data = to.data;
   for (int64_t column = 0; column < columns; ++column) {
     for (int64_t row = 0; row < rows; ++row) {
-      move(from[row * ld_from + column], to[column * ld_to + row]);
+      move(from_data[row * from.ld + column], to_data[column * to.ld + row]);
     }
   }
 }
@@ -81,87 +77,71 @@ C10_ALWAYS_INLINE void transpose_elements(
 // The same, of at most kVector rows and columns.
 template <typename from_t, typename to_t>
 C10_ALWAYS_INLINE void transpose_block(
-    const from_t* from,
-    int64_t ld_from,
+    Matrix<const from_t> from,
     int64_t rows,
     int64_t columns,
-    to_t* to,
-    int64_t ld_to) {
+    Matrix<to_t> to) {
 #ifdef LLTM_SHUFFLE
   if constexpr (std::is_same_v<from_t, to_t> && sizeof(from_t) == 4) {
     const auto whole_rows = rows / 4 * 4;
     const auto whole_columns = columns / 4 * 4;
     for (int64_t i = 0; i < whole_columns; i += 4) {
       for (int64_t j = 0; j < whole_rows; j += 4) {
-        transpose_words(
-            from + j * ld_from + i, ld_from * 4, to + i * ld_to + j, ld_to * 4);
+        transpose_words(from.at(j, i), to.at(i, j));
       }
     }
     transpose_elements(
-        from + whole_columns,
-        ld_from,
+        from.at(0, whole_columns),
         whole_rows,
         columns - whole_columns,
-        to + whole_columns * ld_to,
-        ld_to);
+        to.at(whole_columns, 0));
     return transpose_elements(
-        from + whole_rows * ld_from,
-        ld_from,
+        from.at(whole_rows, 0),
         rows - whole_rows,
         columns,
-        to + whole_rows,
-        ld_to);
+        to.at(0, whole_rows));
   }
 #endif
   // With limits that gcc knows, it makes vectors of this.
   if (rows == kVector && columns == kVector) {
-    transpose_elements(from, ld_from, kVector, kVector, to, ld_to);
+    transpose_elements(from, kVector, kVector, to);
   } else {
-    transpose_elements(from, ld_from, rows, columns, to, ld_to);
+    transpose_elements(from, rows, columns, to);
   }
 }
 
 // The same for matrices of any size.
 template <typename from_t, typename to_t>
 C10_ALWAYS_INLINE void transpose(
-    const from_t* from,
-    int64_t ld_from,
+    Matrix<const from_t> from,
     int64_t rows,
     int64_t columns,
-    to_t* to,
-    int64_t ld_to) {
+    Matrix<to_t> to) {
   for (int64_t row = 0; row < rows; row += kVector) {
     for (int64_t column = 0; column < columns; column += kVector) {
       transpose_block(
-          from + row * ld_from + column,
-          ld_from,
+          from.at(row, column),
           std::min(kVector, rows - row),
           std::min(kVector, columns - column),
-          to + column * ld_to + row,
-          ld_to);
+          to.at(column, row));
     }
   }
 }
 
-// Packs B [K, columns] of gemm() from its transpose, for K in [begin, end). to
-// is [K, ld_to], or [K / 2, ld_to, 2] where the elements are Pairs; then begin
-// and end count pairs. The columns after the last, up to padded, become zero.
+// Packs B [K, columns] of gemm() from its transpose, for K in [begin, end), or
+// for pairs of K where the elements are Pairs. The columns after the last, up
+// to padded, become zero.
 template <typename from_t, typename to_t>
 struct PackTransposed {
-  const from_t* from;
-  int64_t ld_from;
+  Matrix<const from_t> from;
   int64_t columns;
   int64_t padded;
-  to_t* to;
-  int64_t ld_to;
+  Matrix<to_t> to;
 
   C10_ALWAYS_INLINE void operator()(int64_t begin, int64_t end) const {
-    transpose(
-        from + begin, ld_from, columns, end - begin, to + begin * ld_to, ld_to);
-    for (int64_t k = begin; k < end; ++k) {
-      for (int64_t column = columns; column < padded; ++column) {
-        to[k * ld_to + column] = {};
-      }
+    transpose(from.at(0, begin), columns, end - begin, to.at(begin, 0));
+    for (int64_t k = begin; columns < padded && k < end; ++k) {
+      std::fill(to.row(k) + columns, to.row(k) + padded, to_t{});
     }
   }
 };
@@ -169,15 +149,13 @@ struct PackTransposed {
 // to = from, for rows in [begin, end).
 template <typename from_t, typename to_t>
 struct ConvertRows {
-  const from_t* from;
-  int64_t ld_from;
+  Matrix<const from_t> from;
   int64_t columns;
-  to_t* to;
-  int64_t ld_to;
+  Matrix<to_t> to;
 
   C10_ALWAYS_INLINE void operator()(int64_t begin, int64_t end) const {
     for (int64_t row = begin; row < end; ++row) {
-      one_row(from + row * ld_from, to + row * ld_to);
+      one_row(from.row(row), to.row(row));
     }
   }
 
@@ -198,9 +176,8 @@ void convert(const from_t* from, to_t* to, int64_t size) {
       size,
       grain_size(1) * kPackedPerNanosecond,
       [&](int64_t begin, int64_t end) {
-        const auto part = end - begin;
         vectorized<ConvertRows<from_t, to_t>>()(
-            {from + begin, part, part, to + begin, part}, 0, 1);
+            {{from + begin, 0}, end - begin, {to + begin, 0}}, 0, 1);
       });
 }
 
@@ -234,30 +211,25 @@ class InOpmath {
 // [begin, end). Rows that are not there are zero.
 template <typename scalar_t, typename gemm_t>
 struct PackRows {
-  const scalar_t* from;
-  int64_t ld_from;
+  Matrix<const scalar_t> from;
   int64_t rows;
   int64_t columns;
-  gemm_t* to;
-  int64_t ld_to;
+  Matrix<gemm_t> to;
 
   C10_ALWAYS_INLINE void operator()(int64_t begin, int64_t end) const {
     constexpr auto pair = kPair<gemm_t>;
     const auto whole = std::clamp(rows / pair, begin, end);
     if constexpr (pair == 1) {
-      ConvertRows<scalar_t, gemm_t>{from, ld_from, columns, to, ld_to}(
-          begin, whole);
+      ConvertRows<scalar_t, gemm_t>{from, columns, to}(begin, whole);
     } else {
       for (int64_t group = begin; group < whole; ++group) {
-        const auto* row = from + group * pair * ld_from;
-        two_rows(row, row + ld_from, to + group * pair * ld_to);
+        const auto row = group * pair;
+        two_rows(from.row(row), from.row(row + 1), to.row(row));
       }
     }
     for (int64_t group = whole; group < end; ++group) {
-      rest(
-          from + group * pair * ld_from,
-          std::max<int64_t>(0, rows - group * pair),
-          to + group * pair * ld_to);
+      const auto row = group * pair;
+      rest(from.at(row, 0), std::max<int64_t>(0, rows - row), to.row(row));
     }
   }
 
@@ -273,13 +245,13 @@ struct PackRows {
   }
 
   C10_ALWAYS_INLINE void
-  rest(const scalar_t* from, int64_t rows_left, gemm_t* to) const {
+  rest(Matrix<const scalar_t> from, int64_t rows_left, gemm_t* to) const {
     constexpr auto pair = kPair<gemm_t>;
     for (int64_t i = 0; i < pair; ++i) {
       for (int64_t column = 0; column < columns; ++column) {
         to[column * pair + i] = {};
         if (i < rows_left) {
-          move(from[i * ld_from + column], to[column * pair + i]);
+          move(from.row(i)[column], to[column * pair + i]);
         }
       }
     }

@@ -1,5 +1,6 @@
 #include "cpu/primitives/product.h"
 
+#include "cpu/primitives/lanes.h"
 #include "cpu/primitives/tile.h"
 #include "cpu/primitives/vectorize.h"
 
@@ -25,34 +26,24 @@ template <int64_t kBytes>
 constexpr int64_t kVectorsOfLongRows = kHasManyRegisters<kBytes> ? 6 : 3;
 
 template <typename T>
-struct Product {
-  int64_t M;
-  int64_t K;
-  const T* A;
-  int64_t lda;
-  const T* B;
-  int64_t ldb;
-  T* C;
-  int64_t ldc;
-  bool accumulate;
-  int64_t all_rows;
-  int64_t chain;
+struct Multiply {
+  const Product<T>& p;
 
   // Columns of B and C.
   template <int64_t kBytes>
   C10_ALWAYS_INLINE void run(int64_t begin, int64_t end) const {
     constexpr auto lanes = Lanes<T, kBytes>::count;
-    if (K <= kFewTerms && all_rows > kFewRows) {
-      const bool overlaps = !accumulate && end - begin >= lanes;
+    if (p.K <= kFewTerms && p.all_rows > kFewRows) {
+      const bool overlaps = !p.accumulate && end - begin >= lanes;
       const auto last = overlaps ? end : end - (end - begin) % lanes;
       in_tiles<kTileRows<kBytes, kVectorsOfLongRows<kBytes>>>(
-          0, M, LongRows<kBytes>{*this, begin, last});
+          0, p.M, LongRows<kBytes>{p, begin, last});
       begin = last;
     }
-    const bool by_panels = M > kFewRows && K <= kTermsOfWholePanels;
-    const auto terms = by_panels ? K : chain;
-    for (int64_t k = 0; k < K && begin < end; k += terms) {
-      panels<kBytes>({0, M, k, std::min(k + terms, K)}, begin, end);
+    const bool by_panels = p.M > kFewRows && p.K <= kTermsOfWholePanels;
+    const auto terms = by_panels ? p.K : p.chain;
+    for (int64_t k = 0; k < p.K && begin < end; k += terms) {
+      panels<kBytes>({0, p.M, k, std::min(k + terms, p.K)}, begin, end);
     }
   }
 
@@ -68,7 +59,7 @@ struct Product {
   // the one before.
   template <int64_t kBytes>
   struct LongRows {
-    const Product& p;
+    const Product<T>& p;
     int64_t begin; // columns
     int64_t end;
 
@@ -92,12 +83,9 @@ struct Product {
     C10_ALWAYS_INLINE void one(int64_t row, int64_t column) const {
       tile<T, kBytes, kRows, kVectors, 1>(
           p.K,
-          p.A + row * p.lda,
-          p.lda,
-          p.B + column,
-          p.ldb,
-          p.C + row * p.ldc + column,
-          p.ldc,
+          p.A.at(row, 0),
+          p.B.at(0, column),
+          p.C.at(row, column),
           p.accumulate);
     }
   };
@@ -126,73 +114,71 @@ struct Product {
   C10_ALWAYS_INLINE void
   panel(const Block& block, int64_t column, int64_t columns) const {
     constexpr auto width = kVectors * Lanes<T, kBytes>::count;
-    alignas(64) T copy[kCopiedTerms * width];
+    alignas(64) T copied[kCopiedTerms * width];
+    const Matrix<T> copy{copied, width};
     const auto rows = block.end_row - block.first_row;
     // Not by the rows of this call: what is copied is added in shorter chains.
-    const bool copies = columns < width || (all_rows > kFewRows && ldb > width);
+    const bool copies =
+        columns < width || (p.all_rows > kFewRows && p.B.ld > width);
     const bool fetches = copies && rows >= kRowsWorthFetching;
-    const auto most = copies ? std::min(chain, kCopiedTerms) : chain;
+    const auto most = copies ? std::min(p.chain, kCopiedTerms) : p.chain;
     for (auto k = block.first_term; k < block.end_term; k += most) {
       const auto terms = std::min(most, block.end_term - k);
-      const auto* from = B + k * ldb + column;
+      const auto from = p.B.at(k, column);
       if (copies) {
-        copy_columns(from, terms, columns, copy, width);
+        copy_columns(from, terms, columns, copy);
       }
-      const auto* next = k + terms < block.end_term
-          ? from + terms * ldb
-          : B + block.first_term * ldb + column + width;
+      const auto next = k + terms < block.end_term
+          ? from.at(terms, 0)
+          : p.B.at(block.first_term, column + width);
       in_tiles<kTileRows<kBytes, kVectors>>(
           block.first_row,
           block.end_row,
           Tiles<kBytes, kVectors>{
-              *this,
+              p,
               k,
               terms,
-              copies ? copy : from,
-              copies ? width : ldb,
+              copies ? Matrix<const T>(copy) : from,
               column,
               columns,
-              fetches ? next : nullptr});
+              fetches ? next : Matrix<const T>{}});
     }
   }
 
   C10_ALWAYS_INLINE void copy_columns(
-      const T* from,
+      Matrix<const T> from,
       int64_t terms,
       int64_t columns,
-      T* to,
-      int64_t width) const {
+      Matrix<T> to) const {
     for (int64_t term = 0; term < terms; ++term) {
-      auto* row = to + term * width;
-      if (columns == width) {
-        std::memcpy(row, from + term * ldb, width * sizeof(T));
+      if (columns == to.ld) {
+        std::memcpy(to.row(term), from.row(term), to.ld * sizeof(T));
       } else {
-        std::memcpy(row, from + term * ldb, columns * sizeof(T));
-        std::fill(row + columns, row + width, T(0));
+        std::memcpy(to.row(term), from.row(term), columns * sizeof(T));
+        std::fill(to.row(term) + columns, to.row(term + 1), T(0));
       }
     }
   }
 
   template <int64_t kBytes, int64_t kVectors>
   struct Tiles {
-    const Product& p;
+    const Product<T>& p;
     int64_t k;
     int64_t terms;
-    const T* B;
-    int64_t ldb;
+    Matrix<const T> B;
     int64_t column;
     int64_t columns;
-    const T* next; // what is copied next; null: nothing
+    Matrix<const T> next; // what is copied next; null: nothing
 
     C10_ALWAYS_INLINE void fetch(int64_t row, int64_t rows) const {
-      if (next == nullptr) {
+      if (next.data == nullptr) {
         return;
       }
       constexpr auto width = kVectors * Lanes<T, kBytes>::count;
       const auto end = (row + rows) * terms / p.M;
       for (auto term = row * terms / p.M; term < end; ++term) {
         for (int64_t i = 0; i < width; i += 64 / sizeof(T)) {
-          __builtin_prefetch(next + term * p.ldb + i, 0, 2);
+          __builtin_prefetch(next.row(term) + i, 0, 2);
         }
       }
     }
@@ -201,18 +187,18 @@ struct Product {
     C10_ALWAYS_INLINE void rows(int64_t row) const {
       fetch(row, kRows);
       constexpr auto width = kVectors * Lanes<T, kBytes>::count;
-      const auto* A = p.A + row * p.lda + k;
-      auto* C = p.C + row * p.ldc + column;
+      const auto A = p.A.at(row, k);
+      const auto C = p.C.at(row, column);
       const bool accumulate = p.accumulate || k > 0;
       if (columns == width) {
-        return one<kRows>(A, C, p.ldc, accumulate);
+        return one<kRows>(A, C, accumulate);
       }
       if constexpr (kVectors == 1) {
         alignas(64) T sums[kRows * width];
-        one<kRows>(A, sums, width, false);
+        one<kRows>(A, {sums, width}, false);
         for (int64_t i = 0; i < kRows; ++i) {
           for (int64_t j = 0; j < columns; ++j) {
-            auto& c = C[i * p.ldc + j];
+            auto& c = C.row(i)[j];
             c = accumulate ? c + sums[i * width + j] : sums[i * width + j];
           }
         }
@@ -222,16 +208,15 @@ struct Product {
     // An addition takes four cycles, and two begin in each: few rows need more
     // chains than sums.
     template <int64_t kRows>
-    C10_ALWAYS_INLINE void one(const T* A, T* C, int64_t ldc, bool accumulate)
+    C10_ALWAYS_INLINE void one(Matrix<const T> A, Matrix<T> C, bool accumulate)
         const {
       if constexpr (kRows <= 2) {
         if (p.all_rows <= 2) {
           return tile<T, kBytes, kRows, kVectors, 4 / kRows>(
-              terms, A, p.lda, B, ldb, C, ldc, accumulate);
+              terms, A, B, C, accumulate);
         }
       }
-      tile<T, kBytes, kRows, kVectors, 1>(
-          terms, A, p.lda, B, ldb, C, ldc, accumulate);
+      tile<T, kBytes, kRows, kVectors, 1>(terms, A, B, C, accumulate);
     }
   };
 };
@@ -239,29 +224,16 @@ struct Product {
 } // namespace
 
 template <typename T>
-void multiply(
-    int64_t M,
-    int64_t N,
-    int64_t K,
-    const T* A,
-    int64_t lda,
-    const T* B,
-    int64_t ldb,
-    T* C,
-    int64_t ldc,
-    bool accumulate,
-    int64_t all_rows,
-    int64_t chain) {
-  if (K == 0 && !accumulate) {
-    for (int64_t row = 0; row < M; ++row) {
-      std::fill_n(C + row * ldc, N, T(0));
+void multiply(const Product<T>& p) {
+  if (p.K == 0 && !p.accumulate) {
+    for (int64_t row = 0; row < p.M; ++row) {
+      std::fill_n(p.C.row(row), p.N, T(0));
     }
   }
-  vectorized<Product<T>>()(
-      {M, K, A, lda, B, ldb, C, ldc, accumulate, all_rows, chain}, 0, N);
+  vectorized<Multiply<T>>()({p}, 0, p.N);
 }
 
-template decltype(multiply<float>) multiply<float>;
-template decltype(multiply<double>) multiply<double>;
+template void multiply(const Product<float>&);
+template void multiply(const Product<double>&);
 
 } // namespace lltm

@@ -1,6 +1,9 @@
 #pragma once
 
 #include "cpu/primitives/cpu_capability.h"
+#include "cpu/primitives/matrix.h"
+
+#include <ATen/OpMathType.h>
 
 #include <cstdint>
 
@@ -14,9 +17,8 @@ constexpr int64_t kFewRows = 24;
 constexpr int64_t kFewTerms = 64;
 
 // Terms of one chain of additions, at most. So few keep the error below twice
-// that of PyTorch's products; a chain of 768 has 2.5 times their error. With
-// 512 the cell at 256x1024x1024 and sequences take 2 % less time than with 256,
-// on Zen 4.
+// that of PyTorch's products; a chain of 768 has 2.5 times their error. 256
+// take 2 % more time at 256x1024x1024 and in sequences, on Zen 4.
 constexpr int64_t kMaxChain = 512;
 
 // The chain where all of A is multiplied with three vectors of B at a time,
@@ -30,24 +32,26 @@ inline int64_t chain_of(int64_t all_rows, bool is_packed) {
                                             : 256;
 }
 
-// C [M, N] = A @ B, or C += A @ B, on the calling thread: row-major, with
-// leading dimensions in elements, in float or double. K = 0 leaves C as it is
-// if accumulate, else zero. How the terms of a sum are grouped depends on
-// chain, the most that are added one after the other, and on all_rows: so a
-// result does not depend on how a product is divided.
+// C [M, N] = A @ B, or C += A @ B. How the terms of a sum are grouped depends
+// on all_rows and chain, so a result does not depend on how a product is
+// divided.
+template <typename A_t, typename B_t = A_t, typename C_t = at::opmath_type<A_t>>
+struct Product {
+  int64_t M;
+  int64_t N;
+  int64_t K;
+  Matrix<const A_t> A;
+  Matrix<const B_t> B;
+  Matrix<C_t> C;
+  bool accumulate;
+  int64_t all_rows = M;      // of the product that these rows are a part of
+  int64_t chain = kMaxChain; // terms that are added one after the other
+};
+
+// On the calling thread, in float or double. K = 0 leaves C as it is if
+// accumulate, else zero. By reference: a copy of a Matrix waits until both of
+// its members are stored, and 128x1x128x128 took 7 % more time on the Xeon.
 template <typename T>
-void multiply(
-    int64_t M,
-    int64_t N,
-    int64_t K,
-    const T* A,
-    int64_t lda,
-    const T* B,
-    int64_t ldb,
-    T* C,
-    int64_t ldc,
-    bool accumulate,
-    int64_t all_rows,
-    int64_t chain);
+void multiply(const Product<T>& product);
 
 } // namespace lltm

@@ -1,8 +1,8 @@
 #pragma once
 
 #include "cpu/primitives/gemm.h"
+#include "cpu/primitives/matrix.h"
 #include "cpu/primitives/pack.h"
-#include "cpu/primitives/product.h"
 #include "cpu/primitives/scratch.h"
 #include "cpu/primitives/vectorize.h"
 #include "cpu/primitives/work.h"
@@ -26,47 +26,25 @@ int64_t terms_of(int64_t size) {
   return padded_terms<gemm_t>(round_up(size, size > kMaxK<gemm_t> ? 32 : 8));
 }
 
-// How a product is divided, and by what it is multiplied: oneDNN, or the tile.
+// How a product is divided, and by what it is multiplied.
 struct Blocks {
-  bool by_onednn;
+  Method method;
   // Each task computes so many rows and columns of the result.
   int64_t rows;
   int64_t columns;
   // So many rows of B are packed at a time.
   int64_t terms;
-  // Whether oneDNN takes all rows of a block in one call. It generates a kernel
-  // for each number of them, so they must not follow from the batch.
-  bool in_one_call = false;
 };
 
-// C [M, N] = A @ B, or C += A @ B, on all threads. A has terms_of(K). B is
-// packed if it is converted, or multiplied by oneDNN. C is computed in
-// opmath_t.
+// A product on all threads. A has terms_of(K). B is packed if it is converted,
+// or multiplied by oneDNN. C is computed in opmath_t.
 template <typename scalar_t, typename gemm_t, typename out_t>
 class ProductOnThreads {
  public:
   ProductOnThreads(
-      int64_t M,
-      int64_t N,
-      int64_t K,
-      const gemm_t* A,
-      int64_t lda,
-      const scalar_t* B,
-      int64_t ldb,
-      out_t* C,
-      int64_t ldc,
-      bool accumulate,
+      const Product<gemm_t, scalar_t, out_t>& product,
       const Blocks& blocks)
-      : M_(M),
-        N_(N),
-        K_(K),
-        A_(A),
-        lda_(lda),
-        B_(B),
-        ldb_(ldb),
-        C_(C),
-        ldc_(ldc),
-        accumulate_(accumulate),
+      : p_(product),
         blocks_(blocks),
         packed_(packs_ && row_blocks_ > 1 ? panels_ * width_ * terms_ : 0) {}
 
@@ -113,12 +91,10 @@ class ProductOnThreads {
   void pack(int64_t panel, int64_t k, int64_t terms, gemm_t* to) const {
     const auto column = panel * blocks_.columns;
     vectorized<PackRows<scalar_t, gemm_t>>()(
-        {B_ + k * ldb_ + column,
-         ldb_,
-         K_ - k,
-         std::min(blocks_.columns, N_ - column),
-         to,
-         width_},
+        {p_.B.at(k, column),
+         p_.K - k,
+         std::min(blocks_.columns, p_.N - column),
+         {to, width_}},
         0,
         terms / kPair<gemm_t>);
   }
@@ -126,15 +102,15 @@ class ProductOnThreads {
   void one_block(int64_t row, int64_t panel, opmath_t* sums, gemm_t* scratch)
       const {
     const auto column = panel * blocks_.columns;
-    const auto rows = std::min(blocks_.rows, M_ - row);
-    const auto columns = std::min(blocks_.columns, N_ - column);
-    auto* C = C_ + row * ldc_ + column;
+    const auto rows = std::min(blocks_.rows, p_.M - row);
+    const auto columns = std::min(blocks_.columns, p_.N - column);
+    const auto C = p_.C.at(row, column);
     if constexpr (kInPlace) {
-      multiply(row, rows, panel, columns, scratch, C, ldc_);
+      multiply(row, rows, panel, columns, scratch, C);
     } else {
-      multiply(row, rows, panel, columns, scratch, sums, columns);
+      multiply(row, rows, panel, columns, scratch, {sums, columns});
       vectorized<ConvertRows<opmath_t, out_t>>()(
-          {sums, columns, columns, C, ldc_}, 0, rows);
+          {{sums, columns}, columns, C}, 0, rows);
     }
   }
 
@@ -144,79 +120,45 @@ class ProductOnThreads {
       int64_t panel,
       int64_t columns,
       gemm_t* scratch,
-      opmath_t* C,
-      int64_t ldc) const {
+      Matrix<opmath_t> C) const {
     for (int64_t k = 0; k < terms_; k += blocks_.terms) {
       const auto terms = std::min(blocks_.terms, terms_ - k);
-      const auto* A = A_ + row * lda_ + k;
-      const bool accumulate = accumulate_ || k > 0;
-      const auto* B = block_of_B(panel, k, terms, scratch);
-      const auto ldb = packs_ ? width_ : ldb_;
-      if constexpr (!std::is_same_v<gemm_t, double>) {
-        if (blocks_.by_onednn) {
-          gemm(
-              rows,
-              columns,
-              terms,
-              A,
-              lda_,
-              B,
-              ldb,
-              C,
-              ldc,
-              accumulate,
-              blocks_.in_one_call);
-          continue;
-        }
-      }
-      if constexpr (kPair<gemm_t> == 1) {
-        lltm::multiply<gemm_t>(
-            rows,
-            columns,
-            terms,
-            A,
-            lda_,
-            B,
-            ldb,
-            C,
-            ldc,
-            accumulate,
-            M_,
-            chain_of(M_, packs_));
-      }
+      gemm<gemm_t>(
+          blocks_.method,
+          {.M = rows,
+           .N = columns,
+           .K = terms,
+           .A = p_.A.at(row, k),
+           .B = block_of_B(panel, k, terms, scratch),
+           .C = C,
+           .accumulate = p_.accumulate || k > 0,
+           .all_rows = p_.M,
+           .chain = chain_of(p_.M, packs_)});
     }
   }
 
-  const gemm_t*
+  Matrix<const gemm_t>
   block_of_B(int64_t panel, int64_t k, int64_t terms, gemm_t* scratch) const {
     if constexpr (!kAlwaysPacks) {
       if (!packs_) {
-        return B_ + k * ldb_ + panel * blocks_.columns;
+        return p_.B.at(k, panel * blocks_.columns);
       }
     }
     if (row_blocks_ > 1) {
-      return packed_.data() + (panel * terms_ + k) * width_;
+      return {packed_.data() + (panel * terms_ + k) * width_, width_};
     }
     pack(panel, k, terms, scratch);
-    return scratch;
+    return {scratch, width_};
   }
 
-  const int64_t M_;
-  const int64_t N_;
-  const int64_t K_;
-  const gemm_t* const A_;
-  const int64_t lda_;
-  const scalar_t* const B_;
-  const int64_t ldb_;
-  out_t* const C_;
-  const int64_t ldc_;
-  const bool accumulate_;
+  const Product<gemm_t, scalar_t, out_t> p_;
   const Blocks blocks_;
-  const bool packs_ = kAlwaysPacks || blocks_.by_onednn;
-  const int64_t terms_ = blocks_.by_onednn ? terms_of<gemm_t>(K_) : K_;
+  const bool packs_ = kAlwaysPacks || blocks_.method != Method::kTile;
+  const int64_t terms_ =
+      blocks_.method == Method::kTile ? p_.K : terms_of<gemm_t>(p_.K);
   const int64_t width_ = round_up(blocks_.columns, kVector);
-  const int64_t row_blocks_ = at::divup(M_, blocks_.rows);
-  const int64_t panels_ = at::divup(N_, blocks_.columns);
+  const int64_t row_blocks_ = at::divup(p_.M, blocks_.rows);
+  const int64_t panels_ = at::divup(p_.N, blocks_.columns);
   const Scratch<gemm_t> packed_;
 };
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cpu/primitives/lanes.h"
+#include "cpu/primitives/matrix.h"
 
 #include <c10/macros/Macros.h>
 
@@ -20,12 +21,9 @@ template <
     int64_t kChains>
 C10_ALWAYS_INLINE void tile(
     int64_t K,
-    const T* A,
-    int64_t lda,
-    const T* B,
-    int64_t ldb,
-    T* C,
-    int64_t ldc,
+    Matrix<const T> A,
+    Matrix<const T> B,
+    Matrix<T> C,
     bool accumulate) {
   using lanes_t = typename Lanes<T, kBytes>::type;
   constexpr auto lanes = Lanes<T, kBytes>::count;
@@ -37,11 +35,11 @@ C10_ALWAYS_INLINE void tile(
       lanes_t b[kVectors];
 #pragma GCC unroll 8
       for (int64_t j = 0; j < kVectors; ++j) {
-        load_lanes(B + (k + chain) * ldb + j * lanes, b[j]);
+        load_lanes(B.row(k + chain) + j * lanes, b[j]);
       }
 #pragma GCC unroll 16
       for (int64_t i = 0; i < kRows; ++i) {
-        const T a = A[i * lda + k + chain];
+        const T a = A.row(i)[k + chain];
 #pragma GCC unroll 8
         for (int64_t j = 0; j < kVectors; ++j) {
           sums[chain][i][j] += a * b[j];
@@ -53,10 +51,10 @@ C10_ALWAYS_INLINE void tile(
 #pragma GCC unroll 8
     for (int64_t j = 0; j < kVectors; ++j) {
       lanes_t b;
-      load_lanes(B + k * ldb + j * lanes, b);
+      load_lanes(B.row(k) + j * lanes, b);
 #pragma GCC unroll 16
       for (int64_t i = 0; i < kRows; ++i) {
-        sums[0][i][j] += A[i * lda + k] * b;
+        sums[0][i][j] += A.row(i)[k] * b;
       }
     }
   }
@@ -69,7 +67,7 @@ C10_ALWAYS_INLINE void tile(
       for (int64_t chain = 1; chain < kChains; ++chain) {
         sum += sums[chain][i][j];
       }
-      T* c = C + i * ldc + j * lanes;
+      T* c = C.row(i) + j * lanes;
       if (accumulate) {
         lanes_t before;
         load_lanes(c, before);
