@@ -6,9 +6,9 @@
 #include "cpu/primitives/scratch.h"
 #include "cpu/primitives/vectorize.h"
 #include "cpu/primitives/work.h"
+#include "ops/checks.h"
 #include "ops/dispatch.h"
 #include "ops/lltm.h"
-#include "ops/lltm_checks.h"
 
 #include <ATen/Dispatch.h>
 #include <ATen/OpMathType.h>

@@ -7,9 +7,9 @@
 #include "cpu/primitives/pack.h"
 #include "cpu/primitives/profiled_path.h"
 #include "cpu/primitives/scratch.h"
+#include "ops/checks.h"
 #include "ops/dispatch.h"
 #include "ops/lltm_sequence.h"
-#include "ops/lltm_sequence_checks.h"
 #include "ops/lltm_sequence_steps.h"
 
 #include <ATen/Dispatch.h>

@@ -1,8 +1,8 @@
 #include "cuda/launch_pointwise.cuh"
 #include "cuda/lltm_pointwise.h"
+#include "ops/checks.h"
 #include "ops/dispatch.h"
 #include "ops/lltm.h"
-#include "ops/lltm_checks.h"
 #include "ops/lltm_linear.h"
 
 #include <ATen/Dispatch.h>

@@ -2,9 +2,9 @@
 
 #include "cuda/lltm_pointwise.h"
 #include "cuda/lltm_recurrence.h"
+#include "ops/checks.h"
 #include "ops/lltm_linear.h"
 #include "ops/lltm_sequence.h"
-#include "ops/lltm_sequence_checks.h"
 #include "ops/lltm_sequence_composite.h"
 #include "ops/lltm_sequence_steps.h"
 

@@ -20,27 +20,53 @@ using OptionalTensor = std::optional<at::Tensor>;
 // the first h and cell state.
 using OutputMask = std::array<bool, 5>;
 
-// Weights have no dimension that is the batch, nor have packed sequences.
-constexpr int64_t kNoBatch = -1;
+// What the size of a dimension says. Arguments of a call agree in each of them.
+enum class Dim : uint8_t {
+  kNone,
+  kBatch,
+  kTime,
+  kRows, // of a packed sequence: sum(batch_sizes)
+  kInputFeatures,
+  kStateSize,
+  kGates,   // 3 * state_size
+  kFeatures // state_size + input_features
+};
 
-// A tensor has to be on the device of input, or on the CPU, wherever input is.
+// The dimensions of a tensor, then kNone.
+using Shape = std::array<Dim, 3>;
+
+// Which dimension is the batch; -1 if none is, as in weights and in packed
+// sequences.
+constexpr int64_t batch_dim(const Shape& shape) {
+  for (size_t i = 0; i < shape.size(); ++i) {
+    if (shape[i] == Dim::kBatch) {
+      return static_cast<int64_t>(i);
+    }
+  }
+  return -1;
+}
+
+// A tensor has to be on the device of input, or on the CPU, wherever input is,
+// where its values are read.
 enum class Place { kDevice, kCPU };
 
 template <typename T>
 struct Field {
   const char* name;
   const T& value;
-  int64_t batch_dim;
-  Place place;
+  Shape shape{};
+  at::ScalarType dtype = at::ScalarType::Undefined; // that of input
+  Place place = Place::kDevice;
 };
 
 template <typename T>
 Field<T> field(
     const char* name,
     const T& value,
-    int64_t batch_dim = kNoBatch,
+    const Shape& shape = {},
+    at::ScalarType dtype = at::ScalarType::Undefined,
     Place place = Place::kDevice) {
-  return {name, value, batch_dim, place};
+  return {name, value, shape, dtype, place};
 }
 
 namespace detail {
@@ -49,7 +75,7 @@ template <typename Result, typename Arguments>
 Arguments arguments_of(Result (*op)(const Arguments&));
 
 inline Field<at::Tensor> present(const Field<OptionalTensor>& field) {
-  return {field.name, *field.value, field.batch_dim, field.place};
+  return {field.name, *field.value, field.shape, field.dtype, field.place};
 }
 
 template <typename T, typename Predicate>

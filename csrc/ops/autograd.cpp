@@ -1,9 +1,8 @@
+#include "ops/checks.h"
 #include "ops/dispatch.h"
 #include "ops/lltm.h"
-#include "ops/lltm_checks.h"
 #include "ops/lltm_composite.h"
 #include "ops/lltm_sequence.h"
-#include "ops/lltm_sequence_checks.h"
 #include "ops/lltm_sequence_composite.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>

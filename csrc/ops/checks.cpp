@@ -1,5 +1,10 @@
 #include "ops/checks.h"
 
+#include <ATen/functorch/BatchedTensorImpl.h>
+
+#include <algorithm>
+#include <utility>
+
 namespace lltm {
 
 void check_defined(const char* op, const Field<at::Tensor>& argument) {
@@ -40,10 +45,39 @@ void check_device(
           device));
 }
 
+namespace {
+
+// What no operator computes with has a dtype of its own.
+void check_own_dtype(const char* op, const Field<at::Tensor>& argument) {
+  const auto& tensor = argument.value;
+  TORCH_CHECK(
+      argument.place != Place::kCPU ||
+          at::functorch::maybeGetBatchedImpl(tensor) == nullptr,
+      expected(
+          op,
+          c10::str(argument.name, " to be the same for all that vmap maps"),
+          "one that is mapped"));
+  TORCH_CHECK(
+      tensor.scalar_type() == argument.dtype && tensor.layout() == at::kStrided,
+      expected(
+          op,
+          c10::str(argument.name, " to be dense with dtype ", argument.dtype),
+          c10::str(
+              "layout ",
+              tensor.layout(),
+              " with dtype ",
+              tensor.scalar_type())));
+}
+
+} // namespace
+
 void check_layout_and_dtype(
     const char* op,
     const Field<at::Tensor>& argument,
     const at::Tensor& input) {
+  if (argument.dtype != at::ScalarType::Undefined) {
+    return check_own_dtype(op, argument);
+  }
   TORCH_CHECK(
       argument.value.layout() == at::kStrided,
       expected(
@@ -64,54 +98,107 @@ void check_layout_and_dtype(
           argument.value.scalar_type()));
 }
 
-void check_shape(
-    const char* op,
-    const Field<at::Tensor>& argument,
-    const char* names,
-    c10::SymIntArrayRef sizes) {
-  const auto& [name, tensor, batch_dim, place] = argument;
-  const auto dim = static_cast<int64_t>(sizes.size());
+namespace {
+
+constexpr std::array<const char*, 8> kNames{
+    "",
+    "batch",
+    "time",
+    "sum(batch_sizes)",
+    "input_features",
+    "state_size",
+    "3 * state_size",
+    "state_size + input_features"};
+
+int64_t dims(const Shape& shape) {
+  return std::find(shape.begin(), shape.end(), Dim::kNone) - shape.begin();
+}
+
+// "[batch, state_size]"
+std::string names(const Shape& shape) {
+  std::string names = "[";
+  for (int64_t i = 0; i < dims(shape); ++i) {
+    names += i == 0 ? "" : ", ";
+    names += kNames[static_cast<size_t>(shape[i])];
+  }
+  return names + "]";
+}
+
+void check_dims(const char* op, const Field<at::Tensor>& argument) {
+  const auto expected_dims = dims(argument.shape);
   TORCH_CHECK(
-      tensor.dim() == dim,
+      argument.value.dim() == expected_dims,
       expected(
           op,
           c10::str(
-              name,
+              argument.name,
               " to have ",
-              dim,
-              dim == 1 ? " dimension " : " dimensions ",
-              names),
-          tensor.dim()));
+              expected_dims,
+              expected_dims == 1 ? " dimension " : " dimensions ",
+              names(argument.shape)),
+          argument.value.dim()));
+}
+
+} // namespace
+
+ShapeChecks::ShapeChecks(
+    const char* op,
+    const Field<at::Tensor>& input,
+    const at::Tensor& weights)
+    : op_(op) {
+  check(input);
+  check_weights(weights, input.value);
+}
+
+void ShapeChecks::check(const Field<at::Tensor>& argument) {
+  check_dims(op_, argument);
+  const auto sizes = argument.value.sym_sizes();
   // TORCH_SYM_CHECK records the equality instead of specialising on it.
   auto equal = c10::SymBool(true);
-  for (int64_t i = 0; i < dim; ++i) {
-    equal = equal.sym_and(tensor.sym_size(i).sym_eq(sizes[i]));
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    auto& known = sizes_[static_cast<size_t>(argument.shape[i])];
+    if (known) {
+      equal = equal.sym_and(sizes[i].sym_eq(*known));
+    } else {
+      known = sizes[i];
+    }
   }
   TORCH_SYM_CHECK(
       equal,
       expected(
-          op,
-          c10::str(name, " to have shape ", names, " = ", sizes),
-          tensor.sym_sizes()));
+          op_,
+          c10::str(
+              argument.name,
+              " to have shape ",
+              names(argument.shape),
+              " = ",
+              c10::SymIntArrayRef(sizes_of(argument.shape))),
+          sizes));
 }
 
-c10::SymInt check_weights(
-    const char* op,
+std::vector<c10::SymInt> ShapeChecks::sizes_of(const Shape& shape) const {
+  std::vector<c10::SymInt> sizes;
+  for (int64_t i = 0; i < dims(shape); ++i) {
+    sizes.push_back(*sizes_[static_cast<size_t>(shape[i])]);
+  }
+  return sizes;
+}
+
+// Takes state_size from the rows, so it can say more than check() does.
+void ShapeChecks::check_weights(
     const at::Tensor& weights,
     const at::Tensor& input) {
-  constexpr auto names = "[3 * state_size, state_size + input_features]";
-  TORCH_CHECK(
-      weights.dim() == 2,
-      expected(
-          op, c10::str("weights to have 2 dimensions ", names), weights.dim()));
+  constexpr Shape shape{Dim::kGates, Dim::kFeatures};
+  const auto argument = field("weights", weights, shape);
+  check_dims(op_, argument);
   const auto rows = weights.sym_size(0);
   TORCH_SYM_CHECK(
       (rows % 3).sym_eq(0),
       expected(
-          op,
+          op_,
           c10::str(
               "weights to have shape ",
-              names,
+              names(shape),
               " with a number of rows divisible by 3"),
           weights.sym_sizes()));
   auto state_size = rows / 3;
@@ -119,10 +206,10 @@ c10::SymInt check_weights(
   TORCH_SYM_CHECK(
       weights.sym_size(1).sym_eq(columns),
       expected(
-          op,
+          op_,
           c10::str(
               "weights to have shape ",
-              names,
+              names(shape),
               " = [",
               rows,
               ", ",
@@ -130,7 +217,8 @@ c10::SymInt check_weights(
               "] for input of shape ",
               input.sym_sizes()),
           weights.sym_sizes()));
-  return state_size;
+  sizes_[static_cast<size_t>(Dim::kStateSize)] = std::move(state_size);
+  check(argument);
 }
 
 } // namespace lltm

@@ -4,7 +4,10 @@
 
 #include <c10/util/StringUtil.h>
 
+#include <array>
+#include <optional>
 #include <string>
+#include <vector>
 
 // What the checks of all operators are made of. Each raises one sentence with
 // the operator, the argument, what was expected and what was given.
@@ -34,40 +37,47 @@ void check_devices(const Arguments& a) {
   });
 }
 
-// Dense, and of the dtype of input, which has to be supported.
+// Dense, and of its dtype, which is supported if it is that of input. Where
+// values are read, they are the same for all that vmap maps.
 void check_layout_and_dtype(
     const char* op,
     const Field<at::Tensor>& argument,
     const at::Tensor& input);
 
-// Other arguments, optional ones too, have a dtype of their own.
-template <typename T>
-void check_layout_and_dtype(
-    const char* /*op*/,
-    const Field<T>& /*argument*/,
-    const at::Tensor& /*input*/) {}
+// Checks shapes against each other. Sizes may be symbolic.
+class ShapeChecks {
+ public:
+  // input and weights fix all sizes but the batch and time of packed sequences,
+  // which are those of the first tensor that has them.
+  ShapeChecks(
+      const char* op,
+      const Field<at::Tensor>& input,
+      const at::Tensor& weights);
 
+  void check(const Field<at::Tensor>& argument);
+
+ private:
+  void check_weights(const at::Tensor& weights, const at::Tensor& input);
+  std::vector<c10::SymInt> sizes_of(const Shape& shape) const;
+
+  const char* const op_;
+  std::array<std::optional<c10::SymInt>, 8> sizes_;
+};
+
+// The checks of an operator's arguments, called by every kernel that computes
+// or infers a shape: devices, layouts, dtypes and shapes. They name the public
+// operator also where its internal twin was called. The values of batch_sizes
+// are checked where they are read: lltm_sequence_steps.h.
 template <typename Arguments>
-void check_layouts_and_dtypes(const Arguments& a) {
-  std::apply(
-      [&](const auto&... arguments) {
-        (check_layout_and_dtype(a.kOperator, arguments, a.input), ...);
-      },
-      a.fields());
+void check_arguments(const Arguments& a) {
+  check_devices(a);
+  for_each_tensor(a, [&](const Field<at::Tensor>& argument) {
+    check_layout_and_dtype(a.kOperator, argument, a.input);
+  });
+  const auto input = field("input", a.input, a.rows(Dim::kInputFeatures));
+  ShapeChecks shapes(a.kOperator, input, a.weights);
+  for_each_tensor(
+      a, [&](const Field<at::Tensor>& argument) { shapes.check(argument); });
 }
-
-// Sizes may be symbolic. names says what they mean: "[batch, state_size]".
-void check_shape(
-    const char* op,
-    const Field<at::Tensor>& argument,
-    const char* names,
-    c10::SymIntArrayRef sizes);
-
-// weights [3 * state_size, state_size + input_features], for the input whose
-// last dimension is input_features. Returns state_size.
-c10::SymInt check_weights(
-    const char* op,
-    const at::Tensor& weights,
-    const at::Tensor& input);
 
 } // namespace lltm

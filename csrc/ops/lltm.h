@@ -20,8 +20,6 @@ namespace lltm {
 
 struct ForwardArguments {
   static constexpr auto kOperator = "lltm::forward";
-  // Which dimension of input and of results is the batch.
-  static constexpr int64_t kBatchDim = 0;
 
   const at::Tensor& input;
   const at::Tensor& weights;
@@ -31,17 +29,21 @@ struct ForwardArguments {
 
   auto fields() const {
     return std::make_tuple(
-        field("input", input, kBatchDim),
-        field("weights", weights),
-        field("bias", bias),
-        field("old_h", old_h, kBatchDim),
-        field("old_cell", old_cell, kBatchDim));
+        field("input", input, rows(Dim::kInputFeatures)),
+        field("weights", weights, {Dim::kGates, Dim::kFeatures}),
+        field("bias", bias, {Dim::kGates}),
+        field("old_h", old_h, rows(Dim::kStateSize)),
+        field("old_cell", old_cell, rows(Dim::kStateSize)));
+  }
+
+  // The shape of input, of states and of results.
+  Shape rows(Dim last) const {
+    return {Dim::kBatch, last};
   }
 };
 
 struct BackwardArguments {
   static constexpr auto kOperator = "lltm::backward";
-  static constexpr int64_t kBatchDim = 0;
 
   const at::Tensor& grad_h;
   const at::Tensor& grad_cell;
@@ -54,14 +56,18 @@ struct BackwardArguments {
 
   auto fields() const {
     return std::make_tuple(
-        field("grad_h", grad_h, kBatchDim),
-        field("grad_cell", grad_cell, kBatchDim),
-        field("new_cell", new_cell, kBatchDim),
-        field("gates", gates, kBatchDim),
-        field("input", input, kBatchDim),
-        field("weights", weights),
-        field("old_h", old_h, kBatchDim),
+        field("grad_h", grad_h, rows(Dim::kStateSize)),
+        field("grad_cell", grad_cell, rows(Dim::kStateSize)),
+        field("new_cell", new_cell, rows(Dim::kStateSize)),
+        field("gates", gates, rows(Dim::kGates)),
+        field("input", input, rows(Dim::kInputFeatures)),
+        field("weights", weights, {Dim::kGates, Dim::kFeatures}),
+        field("old_h", old_h, rows(Dim::kStateSize)),
         field("output_mask", output_mask));
+  }
+
+  Shape rows(Dim last) const {
+    return {Dim::kBatch, last};
   }
 };
 

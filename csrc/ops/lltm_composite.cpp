@@ -1,8 +1,8 @@
 #include "ops/lltm_composite.h"
 
 #include "ops/autocast.h"
+#include "ops/checks.h"
 #include "ops/dispatch.h"
-#include "ops/lltm_checks.h"
 #include "ops/lltm_linear.h"
 
 #include <ATen/OpMathType.h>

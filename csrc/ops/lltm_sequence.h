@@ -17,10 +17,13 @@
 // state of the step before it.
 namespace lltm {
 
+inline Shape rows_of_sequence(bool packed, Dim last) {
+  return packed ? Shape{Dim::kRows, last}
+                : Shape{Dim::kTime, Dim::kBatch, last};
+}
+
 struct SequenceForwardArguments {
   static constexpr auto kOperator = "lltm::sequence_forward";
-  // Unless the sequences are packed.
-  static constexpr int64_t kBatchDim = 1;
 
   const at::Tensor& input;
   const at::Tensor& weights;
@@ -32,23 +35,26 @@ struct SequenceForwardArguments {
   OptionalTensor resets{};
 
   auto fields() const {
-    const auto rows = batch_sizes ? kNoBatch : kBatchDim;
-    const auto state = batch_sizes ? kNoBatch : 0;
+    constexpr Shape state{Dim::kBatch, Dim::kStateSize};
     return std::make_tuple(
-        field("input", input, rows),
-        field("weights", weights),
-        field("bias", bias),
+        field("input", input, rows(Dim::kInputFeatures)),
+        field("weights", weights, {Dim::kGates, Dim::kFeatures}),
+        field("bias", bias, {Dim::kGates}),
         field("h0", h0, state),
         field("c0", c0, state),
-        field("batch_sizes", batch_sizes, kNoBatch, Place::kCPU),
+        field("batch_sizes", batch_sizes, {Dim::kTime}, at::kLong, Place::kCPU),
         field("reverse", reverse),
-        field("resets", resets, rows));
+        field("resets", resets, rows(Dim::kNone), at::kBool));
+  }
+
+  // The shape of input and of results.
+  Shape rows(Dim last) const {
+    return rows_of_sequence(batch_sizes.has_value(), last);
   }
 };
 
 struct SequenceBackwardArguments {
   static constexpr auto kOperator = "lltm::sequence_backward";
-  static constexpr int64_t kBatchDim = 1;
 
   const at::Tensor& grad_output;
   const at::Tensor& grad_cells;
@@ -64,21 +70,24 @@ struct SequenceBackwardArguments {
   OutputMask output_mask{true, true, true, true, true};
 
   auto fields() const {
-    const auto rows = batch_sizes ? kNoBatch : kBatchDim;
-    const auto state = batch_sizes ? kNoBatch : 0;
+    constexpr Shape state{Dim::kBatch, Dim::kStateSize};
     return std::make_tuple(
-        field("grad_output", grad_output, rows),
-        field("grad_cells", grad_cells, rows),
-        field("output", output, rows),
-        field("cells", cells, rows),
-        field("gates", gates, rows),
-        field("input", input, rows),
-        field("weights", weights),
+        field("grad_output", grad_output, rows(Dim::kStateSize)),
+        field("grad_cells", grad_cells, rows(Dim::kStateSize)),
+        field("output", output, rows(Dim::kStateSize)),
+        field("cells", cells, rows(Dim::kStateSize)),
+        field("gates", gates, rows(Dim::kGates)),
+        field("input", input, rows(Dim::kInputFeatures)),
+        field("weights", weights, {Dim::kGates, Dim::kFeatures}),
         field("h0", h0, state),
-        field("batch_sizes", batch_sizes, kNoBatch, Place::kCPU),
+        field("batch_sizes", batch_sizes, {Dim::kTime}, at::kLong, Place::kCPU),
         field("reverse", reverse),
-        field("resets", resets, rows),
+        field("resets", resets, rows(Dim::kNone), at::kBool),
         field("output_mask", output_mask));
+  }
+
+  Shape rows(Dim last) const {
+    return rows_of_sequence(batch_sizes.has_value(), last);
   }
 };
 

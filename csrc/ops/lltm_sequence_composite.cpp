@@ -1,9 +1,9 @@
 #include "ops/lltm_sequence_composite.h"
 
+#include "ops/checks.h"
 #include "ops/dispatch.h"
 #include "ops/lltm_composite.h"
 #include "ops/lltm_linear.h"
-#include "ops/lltm_sequence_checks.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>

@@ -1,8 +1,7 @@
+#include "ops/checks.h"
 #include "ops/dispatch.h"
 #include "ops/lltm.h"
-#include "ops/lltm_checks.h"
 #include "ops/lltm_sequence.h"
-#include "ops/lltm_sequence_checks.h"
 #include "ops/lltm_sequence_steps.h"
 
 #include <torch/library.h>

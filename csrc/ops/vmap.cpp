@@ -1,10 +1,9 @@
 #include "ops/autocast.h"
+#include "ops/checks.h"
 #include "ops/dispatch.h"
 #include "ops/lltm.h"
-#include "ops/lltm_checks.h"
 #include "ops/lltm_composite.h"
 #include "ops/lltm_sequence.h"
-#include "ops/lltm_sequence_checks.h"
 #include "ops/lltm_sequence_composite.h"
 
 #include <ATen/functorch/BatchedTensorImpl.h>
@@ -26,7 +25,8 @@ namespace {
 class MappedBatch {
  public:
   template <typename Arguments>
-  explicit MappedBatch(const Arguments& arguments) {
+  explicit MappedBatch(const Arguments& arguments)
+      : dim_(batch_dim(arguments.rows(Dim::kInputFeatures))) {
     for_each_tensor(arguments, [&](const Field<at::Tensor>& field) {
       if (const auto* mapped =
               at::functorch::maybeGetBatchedImpl(field.value)) {
@@ -38,11 +38,11 @@ class MappedBatch {
       if (mapped != nullptr) {
         mapped_ = mapped->value().sym_size(mapped->bdim());
       }
-      return mapped != nullptr && field.batch_dim == kNoBatch;
+      return mapped != nullptr && batch_dim(field.shape) < 0;
     });
-    can_fold_ = level_ > 0 && all_fold;
+    can_fold_ = level_ > 0 && all_fold && dim_ >= 0;
     if (can_fold_) {
-      batch_ = arguments.input.sym_size(Arguments::kBatchDim);
+      batch_ = arguments.input.sym_size(dim_);
     }
   }
 
@@ -51,8 +51,8 @@ class MappedBatch {
   }
 
   at::Tensor fold(const Field<at::Tensor>& field) const {
-    const auto dim = field.batch_dim;
-    if (dim == kNoBatch) {
+    const auto dim = batch_dim(field.shape);
+    if (dim < 0) {
       return field.value;
     }
     auto sizes = field.value.sym_sizes().vec();
@@ -64,6 +64,11 @@ class MappedBatch {
     sizes.erase(sizes.begin() + dim);
     sizes[dim] = mapped_ * batch_;
     return unfolded.reshape_symint(sizes);
+  }
+
+  // Results with a row for each row of input.
+  at::Tensor unfold(const at::Tensor& tensor) const {
+    return unfold(tensor, dim_);
   }
 
   at::Tensor unfold(const at::Tensor& tensor, int64_t dim) const {
@@ -83,6 +88,7 @@ class MappedBatch {
     return mapped != nullptr && mapped->level() == level_ ? mapped : nullptr;
   }
 
+  const int64_t dim_; // of input, -1 if it is packed
   int64_t level_ = 0;
   c10::SymInt mapped_;
   c10::SymInt batch_;
@@ -111,7 +117,7 @@ auto forward_vmap_kernel(const Arguments& arguments)
       arguments, [&](const auto& field) { return batch.fold(field); }, op);
   return std::apply(
       [&](const auto&... tensors) {
-        return std::make_tuple(batch.unfold(tensors, Arguments::kBatchDim)...);
+        return std::make_tuple(batch.unfold(tensors)...);
       },
       results);
 }
@@ -132,7 +138,7 @@ auto backward_vmap_kernel(const Arguments& arguments) {
   auto [d_input, d_weights, d_bias, d_h, d_cell] = call_with_mapped_tensors(
       arguments, [&](const auto& field) { return batch.fold(field); }, op);
   return std::make_tuple(
-      batch.unfold(d_input, Arguments::kBatchDim),
+      batch.unfold(d_input),
       std::move(d_weights),
       std::move(d_bias),
       batch.unfold(d_h, 0),

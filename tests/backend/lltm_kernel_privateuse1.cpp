@@ -2,10 +2,10 @@
 // docs/add_a_backend.md: of the dispatch key PrivateUse1, on memory of the
 // host.
 
+#include "ops/checks.h"
 #include "ops/dispatch.h"
 #include "ops/gate_math.h"
 #include "ops/lltm.h"
-#include "ops/lltm_checks.h"
 #include "ops/lltm_linear.h"
 
 #include <ATen/Dispatch.h>
