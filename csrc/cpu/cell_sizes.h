@@ -13,6 +13,11 @@ struct CellSizes {
   int64_t features() const {
     return state_size + input_features;
   }
+
+  // Whether rows of weights divide into the pairs that bfloat16 multiplies.
+  bool has_whole_pairs() const {
+    return state_size % 2 == 0 && input_features % 2 == 0;
+  }
 };
 
 } // namespace lltm

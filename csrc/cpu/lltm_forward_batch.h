@@ -78,7 +78,7 @@ class PackedBatch {
 
   // [features, width], from a feature on.
   Matrix<const gemm_t> panel(int64_t panel, int64_t feature) const {
-    return packed(panel).at(feature, 0);
+    return packed(panel).part(feature, 0);
   }
 
   // The rows that no panel holds: [rest_rows, features], from packed_rows on.

@@ -31,7 +31,7 @@ struct States {
   scalar_t* gates; // null: not wanted
 };
 
-// Units [first_unit, end_unit) of some rows.
+// Units [first_unit, end_unit) of the rows from first_row on.
 template <typename scalar_t>
 struct Gates {
   using opmath_t = at::opmath_type<scalar_t>;
@@ -39,12 +39,13 @@ struct Gates {
   const States<scalar_t>& states;
   const opmath_t* products; // [rows, 3, ld], without bias, from first_unit on
   int64_t ld;
+  int64_t first_row;
   int64_t first_unit;
   int64_t end_unit;
 
-  // Rows. Of half types, two vectors of opmath_t are computed at a time where a
-  // row of products holds as many: each is a long chain of operations, and two
-  // chains run side by side.
+  // begin and end count rows of products. Of half types, two vectors of
+  // opmath_t are computed at a time where a row of products holds as many: each
+  // is a long chain of operations, and two chains run side by side.
   template <int64_t kBytes>
   C10_ALWAYS_INLINE void run(int64_t begin, int64_t end) const {
     constexpr auto lanes = Lanes<opmath_t, kBytes>::count;
@@ -75,7 +76,7 @@ struct Gates {
   C10_ALWAYS_INLINE void some_units(int64_t row, int64_t unit, int64_t units)
       const {
     const auto& s = states;
-    const auto at = row * s.state_size + unit;
+    const auto at = (first_row + row) * s.state_size + unit;
     opmath_t bias[3][kUnits], gates[3][kUnits], cell[kUnits];
     scalar_t new_gates[3][kUnits], new_cell[kUnits], new_h[kUnits];
     for (int64_t gate = 0; gate < 3; ++gate) {
@@ -109,7 +110,7 @@ struct Gates {
       write(cell, units, s.next_cell + at);
     }
     for (int64_t gate = 0; kWritesGates && gate < 3; ++gate) {
-      auto* to = s.gates + (3 * row + gate) * s.state_size + unit;
+      auto* to = s.gates + 3 * (at - unit) + gate * s.state_size + unit;
       write(new_gates[gate], units, to);
     }
   }

@@ -7,7 +7,6 @@
 #include "cpu/primitives/pack.h"
 #include "cpu/primitives/profiled_path.h"
 #include "cpu/primitives/scratch.h"
-#include "cpu/primitives/vectorize.h"
 #include "cpu/primitives/work.h"
 #include "ops/checks.h"
 #include "ops/dispatch.h"
@@ -39,13 +38,14 @@ class SequenceBackward {
  public:
   explicit SequenceBackward(const SequenceBackwardPointers<scalar_t>& pointers)
       : a_(pointers),
-        old_h_{a_.steps, a_.state_size, a_.output, a_.h0, {a_.resets}},
+        old_h_{a_.steps, a_.state_size, a_.output, a_.h0, a_.resets},
         chunks_(sequence_chunks(a_.steps, kRowsOfABackwardChunk)) {}
 
   void run() {
     SequenceBackwardRecurrence<scalar_t, gemm_t> recurrence(a_);
-    const Sums sums(a_);
     const auto units = 3 * a_.state_size;
+    const Sum d_weights(a_.d_weights, units * a_.features());
+    const Sum d_bias(a_.d_bias, units);
     const auto most = most_rows(chunks_);
     const auto ld_rows = leading_dimension<gemm_t>(units);
     const Scratch<gemm_t> rows(most * ld_rows);
@@ -64,46 +64,43 @@ class SequenceBackward {
           {columns.data(), leading_dimension<gemm_t>(chunk->rows)}};
       d_gates.zero_padding();
       recurrence.run(*chunk, d_gates.rows);
-      multiply(*chunk, d_gates, old_h.data(), sums, chunk != chunks_.rbegin());
+      multiply(
+          *chunk,
+          d_gates,
+          old_h.data(),
+          d_weights.data,
+          d_bias.data,
+          chunk != chunks_.rbegin());
     }
-    finish(sums.d_weights, a_.d_weights, units * a_.features());
-    finish(sums.d_bias, a_.d_bias, units);
-    finish(recurrence.d_h(), a_.d_old_h, a_.batch * a_.state_size);
-    finish(recurrence.d_cell(), a_.d_old_cell, a_.batch * a_.state_size);
+    write_if_wanted(d_weights.data, a_.d_weights, units * a_.features());
+    write_if_wanted(d_bias.data, a_.d_bias, units);
+    write_if_wanted(recurrence.d_h(), a_.d_old_h, a_.batch * a_.state_size);
+    write_if_wanted(
+        recurrence.d_cell(), a_.d_old_cell, a_.batch * a_.state_size);
   }
 
  private:
   using opmath_t = at::opmath_type<scalar_t>;
 
-  // Gradients that add up over chunks, in opmath_t.
-  struct Sums {
-    explicit Sums(const SequenceBackwardPointers<scalar_t>& a)
-        : weights_scratch(
-              in_place || a.d_weights == nullptr
-                  ? 0
-                  : 3 * a.state_size * a.features()),
-          bias_scratch(in_place || a.d_bias == nullptr ? 0 : 3 * a.state_size),
-          d_weights(target(a.d_weights, weights_scratch)),
-          d_bias(target(a.d_bias, bias_scratch)) {}
-
-    static opmath_t* target(
-        scalar_t* wanted,
-        const Scratch<opmath_t>& scratch) {
-      if constexpr (in_place) {
-        return wanted;
+  // A gradient that adds up over chunks, in opmath_t: where it is wanted, or in
+  // memory of its own. Null: not wanted.
+  struct Sum {
+    Sum(scalar_t* wanted, int64_t size)
+        : scratch(kInPlace || wanted == nullptr ? 0 : size) {
+      if constexpr (kInPlace) {
+        data = wanted;
       } else {
-        return scratch.data();
+        data = scratch.data();
       }
     }
 
-    static constexpr bool in_place = std::is_same_v<scalar_t, opmath_t>;
-    const Scratch<opmath_t> weights_scratch;
-    const Scratch<opmath_t> bias_scratch;
-    opmath_t* const d_weights;
-    opmath_t* const d_bias;
+    static constexpr bool kInPlace = std::is_same_v<scalar_t, opmath_t>;
+    const Scratch<opmath_t> scratch;
+    opmath_t* data;
   };
 
-  static void finish(const opmath_t* from, scalar_t* to, int64_t size) {
+  static void
+  write_if_wanted(const opmath_t* from, scalar_t* to, int64_t size) {
     if (to != nullptr && static_cast<const void*>(from) != to) {
       convert(from, to, size);
     }
@@ -113,19 +110,20 @@ class SequenceBackward {
       const SequenceChunk& chunk,
       const GateGradients<gemm_t>& d_gates,
       scalar_t* old_h_scratch,
-      const Sums& sums,
+      opmath_t* d_weights,
+      opmath_t* d_bias,
       bool accumulate) const {
     const CellSizes sizes{chunk.rows, a_.input_features, a_.state_size};
     if (wants_columns_) {
       d_gates.transpose();
     }
-    if (sums.d_bias != nullptr) {
-      bias_gradient(d_gates, sums.d_bias, accumulate);
+    if (d_bias != nullptr) {
+      bias_gradient(d_gates, d_bias, accumulate);
     }
     const auto* input = a_.input + chunk.first_row * a_.input_features;
-    if (sums.d_weights != nullptr) {
+    if (d_weights != nullptr) {
       const auto* h = old_h(chunk, old_h_scratch);
-      weights_gradient(sizes, d_gates, h, input, sums.d_weights, accumulate);
+      weights_gradient(sizes, d_gates, h, input, d_weights, accumulate);
     }
     if (a_.d_input != nullptr) {
       rows_gradient(
@@ -139,7 +137,7 @@ class SequenceBackward {
 
   // The states that the rows of a chunk begin with lie together.
   bool lie_together(const SequenceChunk& chunk) const {
-    return !a_.packed && a_.resets == nullptr && chunk.begin > 0;
+    return !a_.packed && a_.resets.data == nullptr && chunk.begin > 0;
   }
 
   int64_t rows_to_gather() const {
@@ -232,7 +230,7 @@ BackwardResult sequence_backward_kernel(const SequenceBackwardArguments& a) {
             input->const_data_ptr<scalar_t>(),
             weights->const_data_ptr<scalar_t>(),
             h0->const_data_ptr<scalar_t>(),
-            bytes_of(resets).data,
+            bytes_of(resets),
         });
       });
   return result;

@@ -25,13 +25,12 @@
 
 namespace lltm {
 
-// With fewer steps, backward takes the rows of weights as they lie. Zen 5.
+// With fewer steps, backward takes the rows of weights as they lie. Measured on
+// Zen 5.
 constexpr size_t kStepsWorthPackingBackward = 5;
 
 // Units of a panel backward where pairs are multiplied. By the size alone, so
-// that results do not depend on the number of threads. (They do, by rounding,
-// where oneDNN has no kernel: the BLAS that PyTorch takes then may sum in
-// another order for other sizes.)
+// that results do not depend on the number of threads.
 constexpr int64_t backward_panel(int64_t state_size) {
   return state_size >= 512 ? 64 : 32;
 }
@@ -49,7 +48,7 @@ struct SequenceBackwardPointers : CellSizes, GradientPointers<scalar_t> {
   const scalar_t* input;
   const scalar_t* weights;
   const scalar_t* h0;
-  const uint8_t* resets; // null: none
+  Resets resets;
 };
 
 // The gradients of the gates, from the last step of a chunk to its first. The
@@ -90,7 +89,7 @@ class SequenceBackwardRecurrence {
   }
 
  private:
-  static constexpr bool kConverts =
+  static constexpr bool kAlwaysPacks =
       !std::is_same_v<scalar_t, gemm_t> || kPair<gemm_t> == 2;
   static constexpr auto kMethod =
       kPair<gemm_t> == 2 ? Method::kOneDNN : Method::kTile;
@@ -108,7 +107,7 @@ class SequenceBackwardRecurrence {
 
   // The columns of weights for the units of a panel.
   Matrix<const gemm_t> panel(int64_t i) const {
-    if constexpr (!kConverts) {
+    if constexpr (!kAlwaysPacks) {
       if (!packs_) {
         return {a_.weights + i * width_, a_.features()};
       }
@@ -147,7 +146,7 @@ class SequenceBackwardRecurrence {
       Barrier& barrier) const {
     for (int64_t step = chunk.end - 1; step >= chunk.begin; --step) {
       const auto d_gates_of_step =
-          d_gates.at(a_.steps[step].first_row - chunk.first_row, 0);
+          d_gates.part(a_.steps[step].first_row - chunk.first_row, 0);
       for (int64_t i = begin; i < end; ++i) {
         pointwise(rows_of(i, step), panels_of(i), step, d_gates_of_step);
       }
@@ -199,9 +198,6 @@ class SequenceBackwardRecurrence {
       const Part& panels,
       int64_t step,
       Matrix<const gemm_t> d_gates) const {
-    if (rows.size() <= 0) {
-      return;
-    }
     const Matrix<opmath_t> d_h{d_h_.data(), a_.state_size};
     for (int64_t j = 0; j < panels.size(); ++j) {
       const auto i = panels.begin + block_in_turn(step, j, panels.size());
@@ -211,9 +207,9 @@ class SequenceBackwardRecurrence {
           {.M = rows.size(),
            .N = std::min(width_, a_.state_size - unit),
            .K = size_k_,
-           .A = d_gates.at(rows.begin, 0),
+           .A = d_gates.part(rows.begin, 0),
            .B = panel(i),
-           .C = d_h.at(rows.begin, unit),
+           .C = d_h.part(rows.begin, unit),
            .accumulate = false,
            .all_rows = a_.batch,
            .chain = chain_of(a_.batch, packs_)});
@@ -222,13 +218,13 @@ class SequenceBackwardRecurrence {
 
   // No gradient passes a reset.
   void reset(const Part& rows, const Part& panels, int64_t step) const {
-    if (a_.resets == nullptr) {
+    if (a_.resets.data == nullptr) {
       return;
     }
     const auto first = panels.begin * width_;
     const auto units = std::min(panels.end * width_, a_.state_size) - first;
     for (int64_t row = rows.begin; row < rows.end; ++row) {
-      if (a_.resets[a_.steps[step].first_row + row] != 0) {
+      if (a_.resets.any(a_.steps[step], row, row + 1)) {
         const auto at = row * a_.state_size + first;
         std::fill_n(d_h_.data() + at, units, opmath_t(0));
         std::fill_n(d_cell_.data() + at, units, opmath_t(0));
@@ -241,7 +237,7 @@ class SequenceBackwardRecurrence {
       ? terms_of<gemm_t>(3 * a_.state_size)
       : 3 * a_.state_size;
   const bool packs_ =
-      kConverts || a_.steps.size() >= kStepsWorthPackingBackward;
+      kAlwaysPacks || a_.steps.size() >= kStepsWorthPackingBackward;
   const int64_t width_ = kPair<gemm_t> == 2
       ? backward_panel(a_.state_size)
       : 3 * vector_bytes() / int64_t(sizeof(gemm_t));

@@ -24,7 +24,8 @@ namespace lltm {
 
 namespace {
 
-// With fewer steps, packing the weights pays only at few sizes. Zen 5.
+// With fewer steps, packing the weights pays only at few sizes. Measured on
+// Zen 5.
 constexpr size_t kStepsWorthPacking = 8;
 // For one or two rows of the batch, and weights of which L2 keeps a third at
 // most, packing them pays later: as they lie they are read from L3 almost as
@@ -34,8 +35,7 @@ constexpr size_t kStepsWorthPacking = 8;
 // 50x1x1024x1024 the same.
 // It is asked about sequences of kStepsWorthPacking steps and more.
 constexpr size_t kMostStepsUnpacked = 64;
-inline bool
-is_packing_faster(int64_t batch, size_t steps, int64_t weight_bytes) {
+bool is_packing_faster(int64_t batch, size_t steps, int64_t weight_bytes) {
   return batch > 2 || steps > kMostStepsUnpacked ||
       weight_bytes <= 3 * l2_bytes();
 }
@@ -63,8 +63,7 @@ void sequence_forward_steps(const SequenceForwardPointers<scalar_t>& a) {
     return forward_step_by_step(a);
   }
   if constexpr (kPair<scalar_t> == 2) {
-    const bool whole_pairs = a.state_size % 2 == 0 && a.input_features % 2 == 0;
-    if (whole_pairs && has_bfloat16_gemm()) {
+    if (a.has_whole_pairs() && has_bfloat16_gemm()) {
       const ProfiledPath path("lltm::sequence_forward_gemm_bfloat16");
       return SequenceForward<scalar_t, scalar_t>(a, true).run();
     }

@@ -175,7 +175,7 @@ class SequenceForward {
            .N = width_,
            .K = K,
            .A = {A, K},
-           .B = packed(panel).at(first_feature, 0),
+           .B = packed(panel).part(first_feature, 0),
            .C = {C, width_},
            .accumulate = accumulate,
            .chain = chain_of(rows, true)});
@@ -186,7 +186,7 @@ class SequenceForward {
              .N = units_of(panel),
              .K = K,
              .A = {A, K},
-             .B = weights_of(panel, gate).at(0, first_feature),
+             .B = weights_of(panel, gate).part(0, first_feature),
              .C = {C + gate * units_, width_},
              .accumulate = accumulate});
       }
@@ -231,9 +231,6 @@ class SequenceForward {
 
   void one_step(int64_t slot, const SequenceChunk& chunk, int64_t i) const {
     const auto rows = rows_of(slot, i);
-    if (rows.size() <= 0) {
-      return;
-    }
     const auto panels = panels_of(slot);
     const auto first_row = a_.steps[i].first_row + rows.begin;
     const auto* old_h = a_.old_h.template rows<gemm_t>(
@@ -272,7 +269,7 @@ class SequenceForward {
       const States<scalar_t>& states,
       opmath_t* products) const {
     const auto size = a_.state_size;
-    if (input != nullptr) {
+    if (input != nullptr && a_.input_features > 0) {
       const auto features = a_.input_features;
       const auto* A = input + rows.begin * features;
       multiply(rows.size(), panel, size, features, A, products, false);
@@ -282,12 +279,13 @@ class SequenceForward {
     const auto unit = panel * units_;
     vectorized<Gates<scalar_t>>()(
         {states,
-         products - rows.begin * width_,
+         products,
          units_,
+         rows.begin,
          unit,
          std::min(unit + units_, size)},
-        rows.begin,
-        rows.end);
+        0,
+        rows.size());
   }
 
   // Rows of input, which are converted where the types differ.
@@ -316,7 +314,9 @@ class SequenceForward {
                                   : (step - chunk.begin) * rows_per_slot();
   }
 
-  // Products with input are kept for a chunk, others for a block of rows.
+  // Products with input are kept for a chunk, others for a block of rows. Each
+  // slot has memory of its own: with one buffer for all, 64x16x128x256 in
+  // bfloat16 takes 5 % more time on two threads of the Xeon.
   opmath_t* products_of(
       int64_t slot,
       const SequenceChunk& chunk,
@@ -357,9 +357,8 @@ class SequenceForward {
   }
 
   int64_t input_per_slot() const {
-    const auto rows = multiplies_input_first_ && shape_.row_groups == 1
-        ? most_rows(chunks_)
-        : rows_per_slot();
+    const auto rows =
+        multiplies_input_first_ ? most_rows(chunks_) : rows_per_slot();
     return rows * a_.input_features;
   }
 

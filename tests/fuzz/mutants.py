@@ -88,8 +88,8 @@ MUTANTS = [
     Mutant(
         "a lost accumulation over chunks",
         "csrc/cpu/lltm_sequence_backward.cpp",
-        "multiply(*chunk, d_gates, old_h.data(), sums, chunk != chunks_.rbegin());",
-        "multiply(*chunk, d_gates, old_h.data(), sums, false);",
+        "chunk != chunks_.rbegin());",
+        "false);",
     ),
     Mutant(
         "a race at the barrier",
@@ -124,8 +124,8 @@ MUTANTS = [
     Mutant(
         "a lost tail of a dot product",
         "csrc/cpu/primitives/dot.h",
-        "to[i][k] = k < rest ?",
-        "to[i][k] = k + 1 < rest ?",
+        "to[i][j] = j < rest ?",
+        "to[i][j] = j + 1 < rest ?",
     ),
     Mutant(
         "a chain of a tile that is not added",
@@ -136,8 +136,8 @@ MUTANTS = [
     Mutant(
         "lost rows beyond whole tiles",
         "csrc/cpu/primitives/tile.h",
-        "const auto tiles = (end - begin + kMost - 1) / kMost;",
-        "const auto tiles = (end - begin) / kMost;",
+        "const auto tiles = (rows + kMost - 1) / kMost;",
+        "const auto tiles = rows / kMost;",
     ),
     Mutant(
         "products of bfloat16 that take the place of earlier ones",

@@ -12,7 +12,7 @@ enum class CPUCapability { kDefault, kAVX2, kAVX512 };
 // in the environment selects them here, too.
 CPUCapability cpu_capability();
 
-// The size of a register.
+// Bytes of a vector register.
 inline int64_t vector_bytes() {
   const auto capability = cpu_capability();
   return capability == CPUCapability::kAVX512 ? 64

@@ -22,15 +22,14 @@ struct Dot {
   int64_t k; // the first of these terms
   int64_t terms;
 
-  // Rows of B. All rows of A pass over a few of them, which stay in the cache.
+  // begin and end count rows of B. All rows of A pass over a few of them, which
+  // stay in the cache.
   template <int64_t kBytes>
   C10_ALWAYS_INLINE void run(int64_t begin, int64_t end) const {
     constexpr int64_t at_once = 12;
     for (auto row = begin; row < end; row += at_once) {
       in_tiles<kRowsOfA<kBytes>>(
-          0,
-          p.M,
-          Tiles<kBytes>{p, k, terms, row, std::min(row + at_once, end)});
+          p.M, Tiles<kBytes>{p, k, terms, row, std::min(row + at_once, end)});
     }
   }
 
@@ -58,19 +57,19 @@ struct Dot {
       constexpr auto at_once = kRowsOfB<kBytes, kM>;
       auto column = begin;
       for (; column + at_once <= end; column += at_once) {
-        tile<kM, at_once>(row, column);
+        products<kM, at_once>(row, column);
       }
       for (; column < end; ++column) {
-        tile<kM, 1>(row, column);
+        products<kM, 1>(row, column);
       }
     }
 
     template <int64_t kM, int64_t kN>
-    C10_ALWAYS_INLINE void tile(int64_t row, int64_t column) const {
+    C10_ALWAYS_INLINE void products(int64_t row, int64_t column) const {
       using lanes_t = typename Lanes<T, kBytes>::type;
       constexpr auto lanes = Lanes<T, kBytes>::count;
-      auto A = p.A.at(row, k);
-      auto B = p.B.at(column, k);
+      auto A = p.A.part(row, k);
+      auto B = p.B.part(column, k);
       lanes_t sums[kM][kN] = {};
       const bool accumulate = p.accumulate || k > 0;
       alignas(64) T last_a[kM][lanes], last_b[kN][lanes];
@@ -120,8 +119,8 @@ struct Dot {
         T (&to)[kRows][kLanes]) const {
       const auto rest = terms % kLanes;
       for (int64_t i = 0; i < kRows; ++i) {
-        for (int64_t k = 0; k < kLanes; ++k) {
-          to[i][k] = k < rest ? from.row(i)[terms - rest + k] : T(0);
+        for (int64_t j = 0; j < kLanes; ++j) {
+          to[i][j] = j < rest ? from.row(i)[terms - rest + j] : T(0);
         }
       }
     }
@@ -133,12 +132,10 @@ template <typename T>
 void dot(const Product<T>& p) {
   // Each lane of a sum is a chain of its own.
   const auto most = kMaxChain * vector_bytes() / int64_t(sizeof(T));
-  int64_t k = 0;
-  do {
+  for (int64_t k = 0; k < p.K; k += most) {
     const auto terms = std::min(most, p.K - k);
     vectorized<Dot<T>>()({p, k, terms}, 0, p.N);
-    k += most;
-  } while (k < p.K);
+  }
 }
 
 } // namespace lltm

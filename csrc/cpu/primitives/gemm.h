@@ -1,10 +1,8 @@
 #pragma once
 
 #include "cpu/primitives/cpu_capability.h"
-#include "cpu/primitives/matrix.h"
 #include "cpu/primitives/product.h"
 
-#include <ATen/OpMathType.h>
 #include <ATen/native/CPUBlas.h>
 #include <c10/util/BFloat16.h>
 
@@ -60,20 +58,14 @@ constexpr int64_t round_up(int64_t n, int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
 }
 
-// Terms that operands are padded to with zeros, where they can be.
-template <typename gemm_t>
-int64_t padded_terms(int64_t terms) {
-  return kPair<gemm_t> == 2 ? round_up(terms, terms_of_a_tile()) : terms;
-}
-
 // Whether this CPU multiplies bfloat16 natively, and oneDNN may use it. Float
 // needs no question: where oneDNN has no kernel, PyTorch takes the BLAS.
 bool has_bfloat16_gemm();
 
-// Whether gemm() multiplies large matrices faster than the tile. It is the only
-// one that takes pairs. With AVX-512 it is ahead in float32: on the Xeon
-// backward would take 5 to 10 % more at 256x1024x1024, at 64x1024x1024, and in
-// sequences of 512 units, and forward of 16 rows 20 to 30 %.
+// Whether oneDNN multiplies faster than the tile. Only oneDNN takes pairs. With
+// AVX-512 it is ahead in float32: on the Xeon backward would take 5 to 10 %
+// more at 256x1024x1024, at 64x1024x1024, and in sequences of 512 units, and
+// forward of 16 rows 20 to 30 %.
 template <typename gemm_t>
 bool is_onednn_faster() {
   return kPair<gemm_t> == 2 ||

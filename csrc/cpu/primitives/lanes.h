@@ -23,7 +23,7 @@ struct Lanes {
   typedef T type __attribute__((vector_size(kBytes)));
 };
 
-// AVX-512 has 32 registers, others have 16.
+// AVX-512 has 32 registers, AVX2 and SSE have 16. The 32 of ARM are not used.
 template <int64_t kBytes>
 constexpr bool kHasManyRegisters = kBytes == 64;
 

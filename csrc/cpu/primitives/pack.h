@@ -28,7 +28,7 @@ struct Pair {
 };
 
 template <typename from_t, typename to_t>
-C10_ALWAYS_INLINE void move(const from_t& from, to_t& to) {
+C10_ALWAYS_INLINE void convert_element(const from_t& from, to_t& to) {
   if constexpr (std::is_same_v<from_t, to_t>) {
     to = from;
   } else {
@@ -69,7 +69,8 @@ C10_ALWAYS_INLINE void transpose_elements(
   auto* __restrict__ to_data = to.data;
   for (int64_t column = 0; column < columns; ++column) {
     for (int64_t row = 0; row < rows; ++row) {
-      move(from_data[row * from.ld + column], to_data[column * to.ld + row]);
+      convert_element(
+          from_data[row * from.ld + column], to_data[column * to.ld + row]);
     }
   }
 }
@@ -87,19 +88,19 @@ C10_ALWAYS_INLINE void transpose_block(
     const auto whole_columns = columns / 4 * 4;
     for (int64_t i = 0; i < whole_columns; i += 4) {
       for (int64_t j = 0; j < whole_rows; j += 4) {
-        transpose_words(from.at(j, i), to.at(i, j));
+        transpose_words(from.part(j, i), to.part(i, j));
       }
     }
     transpose_elements(
-        from.at(0, whole_columns),
+        from.part(0, whole_columns),
         whole_rows,
         columns - whole_columns,
-        to.at(whole_columns, 0));
+        to.part(whole_columns, 0));
     return transpose_elements(
-        from.at(whole_rows, 0),
+        from.part(whole_rows, 0),
         rows - whole_rows,
         columns,
-        to.at(0, whole_rows));
+        to.part(0, whole_rows));
   }
 #endif
   // With limits that gcc knows, it makes vectors of this.
@@ -120,10 +121,10 @@ C10_ALWAYS_INLINE void transpose(
   for (int64_t row = 0; row < rows; row += kVector) {
     for (int64_t column = 0; column < columns; column += kVector) {
       transpose_block(
-          from.at(row, column),
+          from.part(row, column),
           std::min(kVector, rows - row),
           std::min(kVector, columns - column),
-          to.at(column, row));
+          to.part(column, row));
     }
   }
 }
@@ -139,7 +140,7 @@ struct PackTransposed {
   Matrix<to_t> to;
 
   C10_ALWAYS_INLINE void operator()(int64_t begin, int64_t end) const {
-    transpose(from.at(0, begin), columns, end - begin, to.at(begin, 0));
+    transpose(from.part(0, begin), columns, end - begin, to.part(begin, 0));
     for (int64_t k = begin; columns < padded && k < end; ++k) {
       std::fill(to.row(k) + columns, to.row(k) + padded, to_t{});
     }
@@ -163,7 +164,7 @@ struct ConvertRows {
       const from_t* __restrict__ from,
       to_t* __restrict__ to) const {
     for (int64_t i = 0; i < columns; ++i) {
-      move(from[i], to[i]);
+      convert_element(from[i], to[i]);
     }
   }
 };
@@ -229,7 +230,7 @@ struct PackRows {
     }
     for (int64_t group = whole; group < end; ++group) {
       const auto row = group * pair;
-      rest(from.at(row, 0), std::max<int64_t>(0, rows - row), to.row(row));
+      rest(from.part(row, 0), std::max<int64_t>(0, rows - row), to.row(row));
     }
   }
 
@@ -251,7 +252,7 @@ struct PackRows {
       for (int64_t column = 0; column < columns; ++column) {
         to[column * pair + i] = {};
         if (i < rows_left) {
-          move(from.row(i)[column], to[column * pair + i]);
+          convert_element(from.row(i)[column], to[column * pair + i]);
         }
       }
     }

@@ -17,8 +17,9 @@ constexpr int64_t kCopiedTerms = 256;
 // whose rows may lie too far apart for the processor to fetch it. Fewer rows
 // take as long to ask as to wait.
 constexpr int64_t kRowsWorthFetching = 64;
-// Up to so many terms C is computed panel by panel, which passes A over and
-// over, and else it is A that stays in L2.
+// Up to so many terms, a panel of C gets all its terms before the next panel,
+// and each panel reads all of A. With more, all panels take the terms of one
+// chain, for which A stays in L2.
 constexpr int64_t kTermsOfWholePanels = 512;
 
 // Vectors of a tile of long rows. With AVX2, 6 leave no register for B.
@@ -29,7 +30,7 @@ template <typename T>
 struct Multiply {
   const Product<T>& p;
 
-  // Columns of B and C.
+  // begin and end count columns of B and C.
   template <int64_t kBytes>
   C10_ALWAYS_INLINE void run(int64_t begin, int64_t end) const {
     constexpr auto lanes = Lanes<T, kBytes>::count;
@@ -37,26 +38,19 @@ struct Multiply {
       const bool overlaps = !p.accumulate && end - begin >= lanes;
       const auto last = overlaps ? end : end - (end - begin) % lanes;
       in_tiles<kTileRows<kBytes, kVectorsOfLongRows<kBytes>>>(
-          0, p.M, LongRows<kBytes>{p, begin, last});
+          p.M, LongRows<kBytes>{p, begin, last});
       begin = last;
     }
     const bool by_panels = p.M > kFewRows && p.K <= kTermsOfWholePanels;
     const auto terms = by_panels ? p.K : p.chain;
     for (int64_t k = 0; k < p.K && begin < end; k += terms) {
-      panels<kBytes>({0, p.M, k, std::min(k + terms, p.K)}, begin, end);
+      panels<kBytes>(k, std::min(k + terms, p.K), begin, end);
     }
   }
 
  private:
-  struct Block {
-    int64_t first_row;
-    int64_t end_row;
-    int64_t first_term;
-    int64_t end_term;
-  };
-
   // The columns of a tile's rows, in whole vectors. The last one may overlap
-  // the one before.
+  // the one before, unless an overlap would be added twice.
   template <int64_t kBytes>
   struct LongRows {
     const Product<T>& p;
@@ -83,57 +77,63 @@ struct Multiply {
     C10_ALWAYS_INLINE void one(int64_t row, int64_t column) const {
       tile<T, kBytes, kRows, kVectors, 1>(
           p.K,
-          p.A.at(row, 0),
-          p.B.at(0, column),
-          p.C.at(row, column),
+          p.A.part(row, 0),
+          p.B.part(0, column),
+          p.C.part(row, column),
           p.accumulate);
     }
   };
 
   template <int64_t kBytes>
-  C10_ALWAYS_INLINE void panels(const Block& block, int64_t begin, int64_t end)
-      const {
+  C10_ALWAYS_INLINE void panels(
+      int64_t first_term,
+      int64_t end_term,
+      int64_t begin,
+      int64_t end) const {
     constexpr auto lanes = Lanes<T, kBytes>::count;
     auto column = begin;
     auto vectors = (end - begin) / lanes;
     for (; vectors >= 3 && vectors != 4; vectors -= 3) {
-      panel<kBytes, 3>(block, column, 3 * lanes);
+      panel<kBytes, 3>(first_term, end_term, column, 3 * lanes);
       column += 3 * lanes;
     }
     // 4 are two panels of 2, for a panel of 1 is the slowest.
     for (; vectors >= 2; vectors -= 2) {
-      panel<kBytes, 2>(block, column, 2 * lanes);
+      panel<kBytes, 2>(first_term, end_term, column, 2 * lanes);
       column += 2 * lanes;
     }
     for (; column < end; column += lanes) {
-      panel<kBytes, 1>(block, column, std::min(lanes, end - column));
+      panel<kBytes, 1>(
+          first_term, end_term, column, std::min(lanes, end - column));
     }
   }
 
   template <int64_t kBytes, int64_t kVectors>
-  C10_ALWAYS_INLINE void
-  panel(const Block& block, int64_t column, int64_t columns) const {
+  C10_ALWAYS_INLINE void panel(
+      int64_t first_term,
+      int64_t end_term,
+      int64_t column,
+      int64_t columns) const {
     constexpr auto width = kVectors * Lanes<T, kBytes>::count;
     alignas(64) T copied[kCopiedTerms * width];
     const Matrix<T> copy{copied, width};
-    const auto rows = block.end_row - block.first_row;
     // Not by the rows of this call: what is copied is added in shorter chains.
+    // A packed panel lies together already.
     const bool copies =
         columns < width || (p.all_rows > kFewRows && p.B.ld > width);
-    const bool fetches = copies && rows >= kRowsWorthFetching;
+    const bool fetches = copies && p.M >= kRowsWorthFetching;
     const auto most = copies ? std::min(p.chain, kCopiedTerms) : p.chain;
-    for (auto k = block.first_term; k < block.end_term; k += most) {
-      const auto terms = std::min(most, block.end_term - k);
-      const auto from = p.B.at(k, column);
+    for (auto k = first_term; k < end_term; k += most) {
+      const auto terms = std::min(most, end_term - k);
+      const auto from = p.B.part(k, column);
       if (copies) {
         copy_columns(from, terms, columns, copy);
       }
-      const auto next = k + terms < block.end_term
-          ? from.at(terms, 0)
-          : p.B.at(block.first_term, column + width);
+      const auto next = k + terms < end_term
+          ? from.part(terms, 0)
+          : p.B.part(first_term, column + width);
       in_tiles<kTileRows<kBytes, kVectors>>(
-          block.first_row,
-          block.end_row,
+          p.M,
           Tiles<kBytes, kVectors>{
               p,
               k,
@@ -187,8 +187,8 @@ struct Multiply {
     C10_ALWAYS_INLINE void rows(int64_t row) const {
       fetch(row, kRows);
       constexpr auto width = kVectors * Lanes<T, kBytes>::count;
-      const auto A = p.A.at(row, k);
-      const auto C = p.C.at(row, column);
+      const auto A = p.A.part(row, k);
+      const auto C = p.C.part(row, column);
       const bool accumulate = p.accumulate || k > 0;
       if (columns == width) {
         return one<kRows>(A, C, accumulate);
@@ -205,8 +205,8 @@ struct Multiply {
       }
     }
 
-    // An addition takes four cycles, and two begin in each: few rows need more
-    // chains than sums.
+    // An addition takes four cycles and two begin in each, so eight must be
+    // under way. One or two rows have too few sums, so each sum has chains.
     template <int64_t kRows>
     C10_ALWAYS_INLINE void one(Matrix<const T> A, Matrix<T> C, bool accumulate)
         const {
@@ -225,11 +225,6 @@ struct Multiply {
 
 template <typename T>
 void multiply(const Product<T>& p) {
-  if (p.K == 0 && !p.accumulate) {
-    for (int64_t row = 0; row < p.M; ++row) {
-      std::fill_n(p.C.row(row), p.N, T(0));
-    }
-  }
   vectorized<Multiply<T>>()({p}, 0, p.N);
 }
 

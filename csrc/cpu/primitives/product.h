@@ -12,8 +12,8 @@ namespace lltm {
 // With more rows of A, B is copied, so that what each tile reads lies together
 // in L1.
 constexpr int64_t kFewRows = 24;
-// With so few terms most of the time is writing C: that goes by long rows. The
-// tiles read B as it lies, for a copy would be read by few of them.
+// With so few terms most of the time is writing C, so it is written in long
+// rows. The tiles read B as it lies, for a copy would be read by few of them.
 constexpr int64_t kFewTerms = 64;
 
 // Terms of one chain of additions, at most. So few keep the error below twice
@@ -21,11 +21,10 @@ constexpr int64_t kFewTerms = 64;
 // take 2 % more time at 256x1024x1024 and in sequences, on Zen 4.
 constexpr int64_t kMaxChain = 512;
 
-// The chain where all of A is multiplied with three vectors of B at a time,
-// which take 24 KB and so stay in L1: with 256 terms of 64 bytes,
-// 20x128x512x512 takes 5 % more on the Xeon. Few rows of A take B as it lies,
-// and pass over fewer terms in long rows: the processor fetches ahead within a
-// page. all_rows: those of the product that the rows of a call are a part of.
+// Terms that all of A is multiplied with at a time. Three vectors of B then
+// take 24 KB, and so stay in L1: with 256 terms of 64 bytes, 20x128x512x512
+// takes 5 % more on the Xeon. Few rows read B as it lies, in long rows of few
+// terms, because the processor fetches ahead within a page.
 inline int64_t chain_of(int64_t all_rows, bool is_packed) {
   return all_rows <= kFewRows && !is_packed ? 64
       : vector_bytes() == 64                ? 128
@@ -48,8 +47,8 @@ struct Product {
   int64_t chain = kMaxChain; // terms that are added one after the other
 };
 
-// On the calling thread, in float or double. K = 0 leaves C as it is if
-// accumulate, else zero. By reference: a copy of a Matrix waits until both of
+// On the calling thread, in float or double, with one term at least. By
+// reference: a copy of a Matrix waits until both of
 // its members are stored, and 128x1x128x128 took 7 % more time on the Xeon.
 template <typename T>
 void multiply(const Product<T>& product);

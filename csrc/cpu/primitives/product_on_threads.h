@@ -23,7 +23,9 @@ int64_t terms_of(int64_t size) {
   if (size < kVector) {
     return round_up(size, kPair<gemm_t>);
   }
-  return padded_terms<gemm_t>(round_up(size, size > kMaxK<gemm_t> ? 32 : 8));
+  const int64_t least = size > kMaxK<gemm_t> ? 32 : 8;
+  return round_up(
+      size, kPair<gemm_t> == 2 ? std::max(least, terms_of_a_tile()) : least);
 }
 
 // How a product is divided, and by what it is multiplied.
@@ -36,7 +38,8 @@ struct Blocks {
   int64_t terms;
 };
 
-// A product on all threads. A has terms_of(K). B is packed if it is converted,
+// A product on all threads. A has terms_of(K) columns, which are zero beyond K,
+// where oneDNN multiplies. B is packed if it is converted,
 // or multiplied by oneDNN. C is computed in opmath_t.
 template <typename scalar_t, typename gemm_t, typename out_t>
 class ProductOnThreads {
@@ -46,10 +49,10 @@ class ProductOnThreads {
       const Blocks& blocks)
       : p_(product),
         blocks_(blocks),
-        packed_(packs_ && row_blocks_ > 1 ? panels_ * width_ * terms_ : 0) {}
+        packed_(packs_first_ ? panels_ * width_ * terms_ : 0) {}
 
   void run() const {
-    if (packs_ && row_blocks_ > 1) {
+    if (packs_first_) {
       at::parallel_for(
           0,
           panels_,
@@ -70,7 +73,7 @@ class ProductOnThreads {
           const Scratch<opmath_t> sums(
               kInPlace ? 0 : blocks_.rows * blocks_.columns);
           const Scratch<gemm_t> panel(
-              packs_ && row_blocks_ == 1 ? blocks_.terms * width_ : 0);
+              packs_ && !packs_first_ ? blocks_.terms * width_ : 0);
           for (auto task = begin; task < end; ++task) {
             one_block(
                 task / panels_ * blocks_.rows,
@@ -91,7 +94,7 @@ class ProductOnThreads {
   void pack(int64_t panel, int64_t k, int64_t terms, gemm_t* to) const {
     const auto column = panel * blocks_.columns;
     vectorized<PackRows<scalar_t, gemm_t>>()(
-        {p_.B.at(k, column),
+        {p_.B.part(k, column),
          p_.K - k,
          std::min(blocks_.columns, p_.N - column),
          {to, width_}},
@@ -104,7 +107,7 @@ class ProductOnThreads {
     const auto column = panel * blocks_.columns;
     const auto rows = std::min(blocks_.rows, p_.M - row);
     const auto columns = std::min(blocks_.columns, p_.N - column);
-    const auto C = p_.C.at(row, column);
+    const auto C = p_.C.part(row, column);
     if constexpr (kInPlace) {
       multiply(row, rows, panel, columns, scratch, C);
     } else {
@@ -128,7 +131,7 @@ class ProductOnThreads {
           {.M = rows,
            .N = columns,
            .K = terms,
-           .A = p_.A.at(row, k),
+           .A = p_.A.part(row, k),
            .B = block_of_B(panel, k, terms, scratch),
            .C = C,
            .accumulate = p_.accumulate || k > 0,
@@ -141,10 +144,10 @@ class ProductOnThreads {
   block_of_B(int64_t panel, int64_t k, int64_t terms, gemm_t* scratch) const {
     if constexpr (!kAlwaysPacks) {
       if (!packs_) {
-        return p_.B.at(k, panel * blocks_.columns);
+        return p_.B.part(k, panel * blocks_.columns);
       }
     }
-    if (row_blocks_ > 1) {
+    if (packs_first_) {
       return {packed_.data() + (panel * terms_ + k) * width_, width_};
     }
     pack(panel, k, terms, scratch);
@@ -158,6 +161,8 @@ class ProductOnThreads {
       blocks_.method == Method::kTile ? p_.K : terms_of<gemm_t>(p_.K);
   const int64_t width_ = round_up(blocks_.columns, kVector);
   const int64_t row_blocks_ = at::divup(p_.M, blocks_.rows);
+  // All panels, for they serve several blocks of rows.
+  const bool packs_first_ = packs_ && row_blocks_ > 1;
   const int64_t panels_ = at::divup(p_.N, blocks_.columns);
   const Scratch<gemm_t> packed_;
 };

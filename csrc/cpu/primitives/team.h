@@ -121,7 +121,8 @@ struct TeamShape {
     return row_groups * unit_groups;
   }
 
-  // The rows of a slot, of those of a step: the first of the batch.
+  // The rows of a step that a slot computes. A step's rows are the first of the
+  // batch.
   Part rows(int64_t slot, int64_t batch, int64_t rows_of_step) const {
     Part rows(batch, slot / unit_groups, row_groups);
     rows.end = std::min(rows.end, rows_of_step);
@@ -132,20 +133,6 @@ struct TeamShape {
     return Part(panels, slot % unit_groups, unit_groups);
   }
 };
-
-// Rows of the batch that each thread must have to take all weights by itself:
-// few, where these fit in its cache, else so many that their products take
-// longer than reading the weights. Zen 5.
-inline int64_t rows_worth_all_weights(int64_t weight_bytes) {
-  return weight_bytes <= 512 * 1024 ? 8 : 32;
-}
-
-// Row groups read all weights each. The rows of a packed sequence become fewer,
-// and would leave threads idle.
-inline int64_t
-max_row_groups(bool packed, int64_t batch, int64_t weight_bytes) {
-  return packed ? 1 : batch / rows_worth_all_weights(weight_bytes);
-}
 
 // The processors that the threads of a team may run on. OpenMP counts them, for
 // with OMP_PROC_BIND the system lets each thread run on one alone.

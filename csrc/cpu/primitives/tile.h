@@ -12,7 +12,7 @@ namespace lltm {
 
 // C [kRows, kVectors vectors] = A @ B, or C += A @ B. The sums are a local
 // array of the function that has the loop: gcc keeps any other in memory. Each
-// consists of kChains sums, over terms in turn.
+// sum is added up in kChains chains, which take the terms in turn.
 template <
     typename T,
     int64_t kBytes,
@@ -83,8 +83,7 @@ template <int64_t kBytes, int64_t kVectors>
 constexpr int64_t kTileRows =
     kVectors == 1 ? 8 : (kHasManyRegisters<kBytes> ? 24 : 12) / kVectors;
 
-// Calls body.rows<n>(first row) for all rows in [begin, end), with the fewest
-// tiles of at most kMost rows, as equal as they can be.
+// Calls body.rows<rows>(first), for at most kMost rows.
 template <int64_t kMost, typename Body>
 C10_ALWAYS_INLINE void tile_of(int64_t rows, const Body& body, int64_t first) {
   if constexpr (kMost > 1) {
@@ -95,15 +94,18 @@ C10_ALWAYS_INLINE void tile_of(int64_t rows, const Body& body, int64_t first) {
   body.template rows<kMost>(first);
 }
 
+// The same for any number of rows, with the fewest tiles, as equal as they can
+// be.
 template <int64_t kMost, typename Body>
-C10_ALWAYS_INLINE void in_tiles(int64_t begin, int64_t end, const Body& body) {
-  const auto tiles = (end - begin + kMost - 1) / kMost;
-  const auto least = tiles > 0 ? (end - begin) / tiles : 0;
+C10_ALWAYS_INLINE void in_tiles(int64_t rows, const Body& body) {
+  const auto tiles = (rows + kMost - 1) / kMost;
+  const auto least = tiles > 0 ? rows / tiles : 0;
   // The first tiles have a row more.
-  for (auto larger = end - begin - least * tiles; begin < end; --larger) {
-    const auto rows = larger > 0 ? least + 1 : least;
-    tile_of<kMost>(rows, body, begin);
-    begin += rows;
+  auto larger = rows - least * tiles;
+  for (int64_t row = 0; row < rows; --larger) {
+    const auto size = larger > 0 ? least + 1 : least;
+    tile_of<kMost>(size, body, row);
+    row += size;
   }
 }
 
