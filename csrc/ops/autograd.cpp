@@ -11,6 +11,9 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include <algorithm>
+#include <array>
+
 namespace lltm {
 
 namespace {
@@ -42,7 +45,7 @@ bool needs_composite(const Arguments& arguments) {
 template <
     auto op,
     auto composite,
-    auto differentiable,
+    auto differentiable = composite,
     typename Arguments = ArgumentsOf<op>>
 auto autograd_kernel(const Arguments& arguments) {
   check_devices(arguments);
@@ -115,6 +118,16 @@ at::Tensor defined_or_zeros(const at::Tensor& grad, const at::Tensor& output) {
   return grad.defined() ? grad : at::zeros_like(output);
 }
 
+// What forward saved, in its order.
+template <size_t kCount>
+std::array<at::Tensor, kCount> saved_tensors(AutogradContext* ctx) {
+  auto saved = ctx->get_saved_variables();
+  TORCH_INTERNAL_ASSERT(saved.size() == kCount);
+  std::array<at::Tensor, kCount> tensors;
+  std::move(saved.begin(), saved.end(), tensors.begin());
+  return tensors;
+}
+
 struct LLTMFunction : torch::autograd::Function<LLTMFunction> {
   static constexpr bool is_traceable = true;
 
@@ -137,26 +150,22 @@ struct LLTMFunction : torch::autograd::Function<LLTMFunction> {
   static variable_list backward(
       AutogradContext* ctx,
       const variable_list& grad_outputs) {
-    const auto saved = ctx->get_saved_variables();
-    const auto& input = saved[0];
-    const auto& weights = saved[1];
-    const auto& bias = saved[2];
-    const auto& old_h = saved[3];
-    const auto& new_cell = saved[4];
+    const auto [input, weights, bias, old_h, new_cell, saved_gates] =
+        saved_tensors<6>(ctx);
     // Grad mode is on under create_graph only. The saved gates are constants to
     // autograd: recompute them as functions of the inputs.
     const auto gates = at::GradMode::is_enabled()
         ? composite::gates(input, weights, bias, old_h)
-        : saved[5];
+        : saved_gates;
     auto [d_input, d_weights, d_bias, d_old_h, d_old_cell] = lltm::backward(
-        {defined_or_zeros(grad_outputs[0], new_cell),
-         defined_or_zeros(grad_outputs[1], new_cell),
-         new_cell,
-         gates,
-         input,
-         weights,
-         old_h,
-         needed_gradients(ctx)});
+        {.grad_h = defined_or_zeros(grad_outputs[0], new_cell),
+         .grad_cell = defined_or_zeros(grad_outputs[1], new_cell),
+         .new_cell = new_cell,
+         .gates = gates,
+         .input = input,
+         .weights = weights,
+         .old_h = old_h,
+         .output_mask = needed_gradients(ctx)});
     return {
         at::Tensor(), // for an_output
         d_input,
@@ -197,35 +206,39 @@ struct LLTMSequenceFunction : torch::autograd::Function<LLTMSequenceFunction> {
   static variable_list backward(
       AutogradContext* ctx,
       const variable_list& grad_outputs) {
-    const auto saved = ctx->get_saved_variables();
-    const auto& bias = saved[2];
-    const auto& output = saved[4];
-    const auto& cells = saved[5];
+    const auto
+        [input,
+         weights,
+         bias,
+         h0,
+         output,
+         cells,
+         saved_gates,
+         batch_sizes,
+         resets] = saved_tensors<9>(ctx);
     const auto grad_output = defined_or_zeros(grad_outputs[0], output);
     const auto grad_cells = defined_or_zeros(grad_outputs[1], cells);
     const auto optional = [](const at::Tensor& tensor) {
       return tensor.defined() ? OptionalTensor(tensor) : OptionalTensor();
     };
-    const auto with_gates = [&](const at::Tensor& gates) {
-      return SequenceBackwardArguments{
-          grad_output,
-          grad_cells,
-          output,
-          cells,
-          gates,
-          /*input=*/saved[0],
-          /*weights=*/saved[1],
-          /*h0=*/saved[3],
-          /*batch_sizes=*/optional(saved[7]),
-          ctx->saved_data["reverse"].toBool(),
-          /*resets=*/optional(saved[8]),
-          needed_gradients(ctx)};
-    };
-    const auto gates = at::GradMode::is_enabled()
-        ? composite::sequence_gates(with_gates(saved[6]), bias)
-        : saved[6];
-    auto [d_input, d_weights, d_bias, d_h0, d_c0] =
-        sequence_backward(with_gates(gates));
+    auto gates = saved_gates;
+    const SequenceBackwardArguments a{
+        .grad_output = grad_output,
+        .grad_cells = grad_cells,
+        .output = output,
+        .cells = cells,
+        .gates = gates,
+        .input = input,
+        .weights = weights,
+        .h0 = h0,
+        .batch_sizes = optional(batch_sizes),
+        .reverse = ctx->saved_data["reverse"].toBool(),
+        .resets = optional(resets),
+        .output_mask = needed_gradients(ctx)};
+    if (at::GradMode::is_enabled()) {
+      gates = composite::sequence_gates(a, bias);
+    }
+    auto [d_input, d_weights, d_bias, d_h0, d_c0] = sequence_backward(a);
     // None for an_output, and for the arguments after these.
     variable_list gradients{
         at::Tensor(), d_input, d_weights, d_bias, d_h0, d_c0};
@@ -250,14 +263,9 @@ TORCH_LIBRARY_IMPL(lltm, Autograd, m) {
       "_forward_with_gates",
       as_kernel<autograd_kernel<
           _forward_with_gates,
-          composite::forward_with_gates,
           composite::forward_with_gates>>());
   m.impl(
-      "backward",
-      as_kernel<autograd_kernel<
-          backward,
-          composite::backward,
-          composite::backward>>());
+      "backward", as_kernel<autograd_kernel<backward, composite::backward>>());
   m.impl(
       "sequence_forward",
       as_kernel<autograd_kernel<
@@ -268,14 +276,11 @@ TORCH_LIBRARY_IMPL(lltm, Autograd, m) {
       "_sequence_forward_with_gates",
       as_kernel<autograd_kernel<
           _sequence_forward_with_gates,
-          composite::sequence_forward_with_gates,
           composite::sequence_forward_with_gates>>());
   m.impl(
       "sequence_backward",
-      as_kernel<autograd_kernel<
-          sequence_backward,
-          composite::sequence_backward,
-          composite::sequence_backward>>());
+      as_kernel<
+          autograd_kernel<sequence_backward, composite::sequence_backward>>());
 }
 
 } // namespace lltm

@@ -59,27 +59,18 @@ inline bool transform_is_active() {
       c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
 }
 
-// An operator of the library: a function of its arguments that goes through
-// the dispatcher.
-template <typename Result, typename Arguments>
-class Operator {
- public:
-  explicit Operator(const char* name)
-      : handle_(
-            c10::Dispatcher::singleton()
-                .findSchemaOrThrow(name, "")
-                .template typed<Type>()) {}
-
-  Result operator()(const Arguments& arguments) const {
-    return std::apply(
-        [&](const auto&... fields) { return handle_.call(fields.value...); },
-        arguments.fields());
-  }
-
- private:
+// Calls an operator of the library through the dispatcher. op is the function
+// that does so: each has a handle of its own.
+template <auto op, typename Arguments>
+auto call(const char* name, const Arguments& arguments) {
+  using Result = decltype(op(arguments));
   using Type = typename detail::SignatureOf<Result, Arguments>::type;
-
-  const c10::TypedOperatorHandle<Type> handle_;
-};
+  static const auto handle = c10::Dispatcher::singleton()
+                                 .findSchemaOrThrow(name, "")
+                                 .template typed<Type>();
+  return std::apply(
+      [&](const auto&... fields) { return handle.call(fields.value...); },
+      arguments.fields());
+}
 
 } // namespace lltm

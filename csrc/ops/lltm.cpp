@@ -9,21 +9,21 @@
 namespace lltm {
 
 ForwardResult forward(const ForwardArguments& arguments) {
-  static const Operator<ForwardResult, ForwardArguments> op("lltm::forward");
-  return op(arguments);
+  return call<forward>("lltm::forward", arguments);
 }
 
 ForwardWithGatesResult _forward_with_gates(const ForwardArguments& arguments) {
-  static const Operator<ForwardWithGatesResult, ForwardArguments> op(
-      "lltm::_forward_with_gates");
-  return op(arguments);
+  return call<_forward_with_gates>("lltm::_forward_with_gates", arguments);
 }
 
 BackwardResult backward(const BackwardArguments& arguments) {
-  static const Operator<BackwardResult, BackwardArguments> op("lltm::backward");
-  return op(arguments);
+  return call<backward>("lltm::backward", arguments);
 }
 
+// Kernels are registered at the end of the files of ../cpu and ../cuda, and of
+// autograd.cpp, autocast.cpp, vmap.cpp and meta.cpp. Devices without kernels,
+// and what these cannot do, take lltm_composite.cpp.
+//
 // flexible_layout: the kernels take any strides, so torch.compile need not copy
 // an argument to give it the strides that it had in eager mode.
 TORCH_LIBRARY(lltm, m) {

@@ -9,25 +9,20 @@
 namespace lltm {
 
 ForwardResult sequence_forward(const SequenceForwardArguments& arguments) {
-  static const Operator<ForwardResult, SequenceForwardArguments> op(
-      "lltm::sequence_forward");
-  return op(arguments);
+  return call<sequence_forward>("lltm::sequence_forward", arguments);
 }
 
 ForwardWithGatesResult _sequence_forward_with_gates(
     const SequenceForwardArguments& arguments) {
-  static const Operator<ForwardWithGatesResult, SequenceForwardArguments> op(
-      "lltm::_sequence_forward_with_gates");
-  return op(arguments);
+  return call<_sequence_forward_with_gates>(
+      "lltm::_sequence_forward_with_gates", arguments);
 }
 
 BackwardResult sequence_backward(const SequenceBackwardArguments& arguments) {
-  static const Operator<BackwardResult, SequenceBackwardArguments> op(
-      "lltm::sequence_backward");
-  return op(arguments);
+  return call<sequence_backward>("lltm::sequence_backward", arguments);
 }
 
-// The tags as in lltm.cpp.
+// The tags, and where the kernels are, as in lltm.cpp.
 TORCH_LIBRARY_FRAGMENT(lltm, m) {
   const std::vector<at::Tag> tags{
       at::Tag::pt2_compliant_tag, at::Tag::flexible_layout};

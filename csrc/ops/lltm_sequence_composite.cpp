@@ -101,11 +101,11 @@ ForwardWithGatesResult sequence_forward_with_gates(
   for (const auto& step : steps) {
     at::Tensor activated;
     std::tie(h, cell, activated) = composite::step(
-        {of_step(input_rows, step),
-         opmath_weights,
-         opmath_bias,
-         old_state(step, h, a.h0, reset_rows),
-         old_state(step, cell, first_cell, reset_rows)});
+        {.input = of_step(input_rows, step),
+         .weights = opmath_weights,
+         .bias = opmath_bias,
+         .old_h = old_state(step, h, a.h0, reset_rows),
+         .old_cell = old_state(step, cell, first_cell, reset_rows)});
     outputs.push_back(h);
     cells.push_back(cell.to(a.c0.scalar_type()));
     gates.push_back(std::move(activated));
