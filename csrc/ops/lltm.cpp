@@ -3,7 +3,9 @@
 #include "ops/dispatch.h"
 
 #include <torch/library.h>
+#include <torch/version.h>
 
+#include <string>
 #include <vector>
 
 namespace lltm {
@@ -19,6 +21,28 @@ ForwardWithGatesResult _forward_with_gates(const ForwardArguments& arguments) {
 BackwardResult backward(const BackwardArguments& arguments) {
   return call<backward>("lltm::backward", arguments);
 }
+
+namespace {
+
+// What was built, for bug reports: a line "key=value" each.
+std::string build_info() {
+#ifdef LLTM_CUDA_VERSION
+  const std::string cuda = LLTM_CUDA_VERSION;
+  const std::string architectures = LLTM_CUDA_ARCHITECTURES;
+#else
+  const std::string cuda = "not built";
+  const std::string architectures = "none";
+#endif
+#ifdef __clang__
+  const std::string compiler = __VERSION__; // begins with its name
+#else
+  const std::string compiler = "gcc " __VERSION__;
+#endif
+  return "built_for_torch=" TORCH_VERSION "\ncompiler=" + compiler +
+      "\ncuda=" + cuda + "\ncuda_architectures=" + architectures;
+}
+
+} // namespace
 
 // Kernels are registered at the end of the files of ../cpu and ../cuda, and of
 // autograd.cpp, autocast.cpp, vmap.cpp and meta.cpp. Devices without kernels,
@@ -45,6 +69,7 @@ TORCH_LIBRARY(lltm, m) {
       "-> (Tensor d_input, Tensor d_weights, Tensor d_bias, Tensor d_old_h, "
       "Tensor d_old_cell)",
       tags);
+  m.def("_build_info() -> str", &build_info);
 }
 
 } // namespace lltm
