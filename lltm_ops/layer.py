@@ -66,9 +66,9 @@ class LLTM(nn.Module):
         ``[num_layers * directions, batch, hidden_size]``, without batch if ``input`` has none, and
         default to zeros. ``resets`` are bool, of the sizes of ``input`` but the last (packed: of
         the rows of ``input.data``): where true, a step begins with zeros instead of the state of
-        the step before it; a second direction, which comes from behind, begins anew at the step
-        before that one. ``batch_sizes`` makes ``input`` the data of a packed sequence, for
-        TorchScript, which knows no PackedSequence; the results are then in its order, too.
+        the step before it. The second direction comes from behind, so there the step before
+        that one begins with zeros. With ``batch_sizes``, ``input`` is the data of a PackedSequence
+        (for TorchScript, which has none), and the results are in the same order.
 
     Outputs: ``output, (h_n, c_n)``, and ``cells`` with ``return_cells``
         ``output`` is the hidden state of the last layer after each step, ``[time, batch,

@@ -80,8 +80,9 @@ void check_derivatives(const Arguments& arguments) {
 }
 
 // Calls Function::apply with the members of the struct as separate arguments:
-// apply looks for tensors among its arguments, not inside of a struct. Before
-// them stands a pointer, through which forward hands out one of its outputs.
+// apply looks for tensors among its arguments, not inside of a struct. By the
+// pointer before them forward hands out an output, which leads the handler
+// below to the node.
 template <typename Function, typename Arguments>
 std::tuple<at::Tensor, at::Tensor> apply(const Arguments& arguments) {
   check_derivatives(arguments);

@@ -21,11 +21,11 @@ inline bool needs_d_gates(OutputMask output_mask) {
   return output_mask[0] || output_mask[1] || output_mask[2] || output_mask[3];
 }
 
-// What follows from d_gates, the gradient of the pre-activations: the GEMMs
-// that output_mask asks for, in the dtype of d_gates. The composite formulas
-// give d_gates of opmath, in which gradients that are too small for a half type
-// add up. Results, d_old_cell among them, take the dtype of input, and do not
-// alias one another. Made of functional, differentiable operators.
+// The gradients that output_mask asks for, by GEMMs with d_gates, the gradient
+// of the pre-activations. Products are in the dtype of d_gates: composite
+// formulas give opmath, in which gradients that are too small for a half type
+// add up. Results are in the dtype of input, and do not alias one another.
+// Differentiable.
 BackwardResult pre_activations_backward(
     const at::Tensor& d_gates,
     const at::Tensor& d_old_cell,
