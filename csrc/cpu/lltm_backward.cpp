@@ -23,7 +23,9 @@ namespace {
 
 // On raw pointers to contiguous memory.
 template <typename scalar_t>
-struct BackwardStep : CellSizes, GradientPointers<scalar_t> {
+struct BackwardStep {
+  CellSizes sizes;
+  GradientPointers<scalar_t> gradients;
   const scalar_t* grad_h;
   const scalar_t* grad_cell;
   const scalar_t* new_cell;
@@ -39,20 +41,20 @@ void write_d_gates(
     const GateGradients<gemm_t>& d_gates) {
   at::parallel_for(
       0,
-      a.batch,
-      grain_size(a.state_size * kNanosecondsOfGatesBackward),
+      a.sizes.batch,
+      grain_size(a.sizes.state_size * kNanosecondsOfGatesBackward),
       [&](int64_t begin, int64_t end) {
         vectorized<GatesBackward<scalar_t, gemm_t, scalar_t>>()(
-            {.state_size = a.state_size,
+            {.state_size = a.sizes.state_size,
              .first_unit = 0,
-             .end_unit = a.state_size,
+             .end_unit = a.sizes.state_size,
              .grad_h = a.grad_h,
              .grad_cell = a.grad_cell,
              .new_cell = a.new_cell,
              .gates = a.gates,
              .d_gates = d_gates.rows,
              .d_h = nullptr,
-             .d_cell = a.d_old_cell},
+             .d_cell = a.gradients.d_old_cell},
             begin,
             end);
       });
@@ -60,31 +62,38 @@ void write_d_gates(
 
 template <typename scalar_t, typename gemm_t>
 void backward_step(const BackwardStep<scalar_t>& a) {
-  const auto units = 3 * a.state_size;
-  const bool wants_columns = a.d_weights != nullptr || a.d_bias != nullptr;
+  const auto units = 3 * a.sizes.state_size;
+  const bool wants_columns =
+      a.gradients.d_weights != nullptr || a.gradients.d_bias != nullptr;
   const auto ld_rows = leading_dimension<gemm_t>(units);
-  const auto ld_columns = leading_dimension<gemm_t>(a.batch);
-  const Scratch<gemm_t> rows(a.batch * ld_rows);
+  const auto ld_columns = leading_dimension<gemm_t>(a.sizes.batch);
+  const Scratch<gemm_t> rows(a.sizes.batch * ld_rows);
   const Scratch<gemm_t> columns(wants_columns ? units * ld_columns : 0);
   const GateGradients<gemm_t> d_gates{
-      a.batch, units, {rows.data(), ld_rows}, {columns.data(), ld_columns}};
+      .batch = a.sizes.batch,
+      .units = units,
+      .rows = {rows.data(), ld_rows},
+      .columns = {columns.data(), ld_columns}};
   d_gates.zero_padding();
   write_d_gates(a, d_gates);
   if (wants_columns) {
     d_gates.transpose();
   }
-  if (a.d_bias != nullptr) {
-    bias_gradient(d_gates, a.d_bias, false);
+  if (a.gradients.d_bias != nullptr) {
+    bias_gradient(d_gates, a.gradients.d_bias, false);
   }
-  if (a.d_weights != nullptr) {
-    weights_gradient(a, d_gates, a.old_h, a.input, a.d_weights, false);
+  if (a.gradients.d_weights != nullptr) {
+    weights_gradient(
+        a.sizes, d_gates, a.old_h, a.input, a.gradients.d_weights, false);
   }
-  if (a.d_old_h != nullptr) {
-    rows_gradient(a, d_gates, a.weights, a.state_size, a.d_old_h);
+  if (a.gradients.d_old_h != nullptr) {
+    rows_gradient(
+        a.sizes, d_gates, a.weights, a.sizes.state_size, a.gradients.d_old_h);
   }
-  if (a.d_input != nullptr) {
-    const auto* weights = a.weights + a.state_size;
-    rows_gradient(a, d_gates, weights, a.input_features, a.d_input);
+  if (a.gradients.d_input != nullptr) {
+    const auto* weights = a.weights + a.sizes.state_size;
+    rows_gradient(
+        a.sizes, d_gates, weights, a.sizes.input_features, a.gradients.d_input);
   }
 }
 
@@ -121,15 +130,15 @@ BackwardResult backward_kernel(const BackwardArguments& a) {
       "lltm_backward_cpu",
       [&] {
         backward_step<scalar_t>({
-            {a.input.size(0), a.input.size(1), a.old_h.size(1)},
-            pointers_to<scalar_t>(result),
-            grad_h->const_data_ptr<scalar_t>(),
-            grad_cell->const_data_ptr<scalar_t>(),
-            new_cell->const_data_ptr<scalar_t>(),
-            gates->const_data_ptr<scalar_t>(),
-            input->const_data_ptr<scalar_t>(),
-            weights->const_data_ptr<scalar_t>(),
-            old_h->const_data_ptr<scalar_t>(),
+            .sizes = {a.input.size(0), a.input.size(1), a.old_h.size(1)},
+            .gradients = pointers_to<scalar_t>(result),
+            .grad_h = grad_h->const_data_ptr<scalar_t>(),
+            .grad_cell = grad_cell->const_data_ptr<scalar_t>(),
+            .new_cell = new_cell->const_data_ptr<scalar_t>(),
+            .gates = gates->const_data_ptr<scalar_t>(),
+            .input = input->const_data_ptr<scalar_t>(),
+            .weights = weights->const_data_ptr<scalar_t>(),
+            .old_h = old_h->const_data_ptr<scalar_t>(),
         });
       });
   return result;

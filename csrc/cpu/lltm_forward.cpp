@@ -62,7 +62,7 @@ class Forward {
 
   void run() const {
     batch_.pack();
-    const auto unit_blocks = at::divup(a_.state_size, units_);
+    const auto unit_blocks = at::divup(a_.sizes.state_size, units_);
     const auto panel_blocks =
         std::max<int64_t>(1, at::divup(batch_.panels(), panels_per_task_));
     const auto rows_per_task =
@@ -78,10 +78,11 @@ class Forward {
           for (int64_t task = begin; task < end; ++task) {
             const auto panel = task % panel_blocks * panels_per_task_;
             one_block(
-                {task / panel_blocks * units_,
-                 panel,
-                 std::min(batch_.panels(), panel + panels_per_task_),
-                 task % panel_blocks == panel_blocks - 1 &&
+                {.first_unit = task / panel_blocks * units_,
+                 .first_panel = panel,
+                 .end_panel =
+                     std::min(batch_.panels(), panel + panels_per_task_),
+                 .has_rest = task % panel_blocks == panel_blocks - 1 &&
                      batch_.rest_rows() > 0},
                 products.data(),
                 weights.data());
@@ -111,18 +112,19 @@ class Forward {
   // A block has many units, because each call of a product has a cost.
   int64_t units_per_block() const {
     if (batch_.panels() == 0) {
-      return size_of_a_block(a_.state_size, kMaxUnitsOfDotProducts);
+      return size_of_a_block(a_.sizes.state_size, kMaxUnitsOfDotProducts);
     }
     const auto most = std::min(kMaxUnits, kProductsOfAGate / batch_.width(0));
-    const auto nanoseconds = nanoseconds_of(a_.state_size, batch_.width(0));
+    const auto nanoseconds =
+        nanoseconds_of(a_.sizes.state_size, batch_.width(0));
     return size_of_a_block(
-        a_.state_size, most, least_units(batch_.panels(), nanoseconds));
+        a_.sizes.state_size, most, least_units(batch_.panels(), nanoseconds));
   }
 
   // A task takes few panels where there are few blocks of units, so that every
   // thread has some.
   int64_t panels_per_task() const {
-    const auto blocks = at::divup(a_.state_size, units_);
+    const auto blocks = at::divup(a_.sizes.state_size, units_);
     const auto tasks = at::divup(at::get_num_threads(), blocks);
     return std::clamp<int64_t>(
         at::divup(batch_.panels(), tasks), 1, kMaxPanelsPerTask);
@@ -151,15 +153,15 @@ class Forward {
 
   void one_block(const Block& block, opmath_t* products, gemm_t* converted)
       const {
-    const auto units = std::min(units_, a_.state_size - block.first_unit);
+    const auto units = std::min(units_, a_.sizes.state_size - block.first_unit);
     // The rows of the gates follow one another where a block has all units.
-    const auto gates = units == a_.state_size ? 3 : 1;
+    const auto gates = units == a_.sizes.state_size ? 3 : 1;
     const auto at_once =
         batch_.panels() > 0 || kConverts ? kMaxK<gemm_t> : features_;
     for (int64_t k = 0; k < features_; k += at_once) {
       const auto size_k = std::min(at_once, features_ - k);
       for (int64_t gate = 0; gate < 3; gate += gates) {
-        const auto row = gate * a_.state_size + block.first_unit;
+        const auto row = gate * a_.sizes.state_size + block.first_unit;
         multiply(
             block,
             units,
@@ -229,7 +231,7 @@ class Forward {
            .B = batch_.panel(panel, k),
            .C = products_of_panel.part(first_gate * units, 0),
            .accumulate = k > 0,
-           .all_rows = 3 * a_.state_size});
+           .all_rows = 3 * a_.sizes.state_size});
     }
     if constexpr (kPairs == 1) {
       for (int64_t i = 0; block.has_rest && i < gates; ++i) {
@@ -257,10 +259,10 @@ class Forward {
       const auto size = std::min(kVector, batch_.rows(panel) - row);
       for (int64_t gate = 0; gate < 3; ++gate) {
         vectorized<PackTransposed<opmath_t, opmath_t>>()(
-            {{products + gate * units * width + row, width},
-             units,
-             units,
-             {rows_of_products + gate * ld, 3 * ld}},
+            {.from = {products + gate * units * width + row, width},
+             .columns = units,
+             .padded = units,
+             .to = {rows_of_products + gate * ld, 3 * ld}},
             0,
             size);
       }
@@ -283,13 +285,18 @@ class Forward {
       const opmath_t* products,
       int64_t ld) const {
     vectorized<Gates<scalar_t>>()(
-        {a_.states, products, ld, first_row, first_unit, first_unit + units},
+        {.states = a_.states,
+         .products = products,
+         .ld = ld,
+         .first_row = first_row,
+         .first_unit = first_unit,
+         .end_unit = first_unit + units},
         0,
         rows);
   }
 
   const ForwardStep<scalar_t>& a_;
-  const int64_t features_ = a_.features();
+  const int64_t features_ = a_.sizes.features();
   const PackedBatch<scalar_t, gemm_t> batch_;
   const int64_t units_;
   const int64_t panels_per_task_;
@@ -302,7 +309,7 @@ class Forward {
 template <typename scalar_t>
 void forward_step(const ForwardStep<scalar_t>& step) {
   if constexpr (kPair<scalar_t> == 2) {
-    if (step.batch > kRowsOfDotProducts && step.has_whole_pairs() &&
+    if (step.sizes.batch > kRowsOfDotProducts && step.sizes.has_whole_pairs() &&
         has_bfloat16_gemm()) {
       const ProfiledPath path("lltm::forward_gemm_bfloat16");
       return Forward<scalar_t, scalar_t>(step).run();
@@ -351,18 +358,19 @@ ForwardWithGatesResult forward_kernel_impl(const ForwardArguments& a) {
         const InOpmath<scalar_t> old_cell_in_opmath(
             old_cell->const_data_ptr<scalar_t>(), batch * state_size);
         forward_step<scalar_t>({
-            {batch, a.input.size(1), state_size},
-            input->const_data_ptr<scalar_t>(),
-            weights->const_data_ptr<scalar_t>(),
-            old_h->const_data_ptr<scalar_t>(),
-            {.state_size = state_size,
-             .bias = bias_in_opmath.data(),
-             .old_cell = old_cell_in_opmath.data(),
-             .next_cell = nullptr,
-             .new_h = new_h.mutable_data_ptr<scalar_t>(),
-             .new_cell = new_cell.mutable_data_ptr<scalar_t>(),
-             .gates =
-                 write_gates ? gates.mutable_data_ptr<scalar_t>() : nullptr},
+            .sizes = {batch, a.input.size(1), state_size},
+            .input = input->const_data_ptr<scalar_t>(),
+            .weights = weights->const_data_ptr<scalar_t>(),
+            .old_h = old_h->const_data_ptr<scalar_t>(),
+            .states =
+                {.state_size = state_size,
+                 .bias = bias_in_opmath.data(),
+                 .old_cell = old_cell_in_opmath.data(),
+                 .next_cell = nullptr,
+                 .new_h = new_h.mutable_data_ptr<scalar_t>(),
+                 .new_cell = new_cell.mutable_data_ptr<scalar_t>(),
+                 .gates = write_gates ? gates.mutable_data_ptr<scalar_t>()
+                                      : nullptr},
         });
       });
   return {std::move(new_h), std::move(new_cell), std::move(gates)};

@@ -7,7 +7,8 @@ namespace lltm {
 
 // On raw pointers to contiguous memory.
 template <typename scalar_t>
-struct ForwardStep : CellSizes {
+struct ForwardStep {
+  CellSizes sizes;
   const scalar_t* input;
   const scalar_t* weights;
   const scalar_t* old_h;

@@ -41,8 +41,8 @@ class PackedBatch {
   // [old_h, input].T in panels [features, width], and the other rows.
   void pack() const {
     if (rest_rows_ > 0) {
-      copy_rest(a_.old_h, 0, a_.state_size);
-      copy_rest(a_.input, a_.state_size, a_.input_features);
+      copy_rest(a_.old_h, 0, a_.sizes.state_size);
+      copy_rest(a_.input, a_.sizes.state_size, a_.sizes.input_features);
     }
     const auto chunks = at::divup(features_, kPackedFeatures);
     const auto nanoseconds =
@@ -56,9 +56,9 @@ class PackedBatch {
             const auto panel = task / chunks;
             const auto first = task % chunks * kPackedFeatures;
             const auto last = std::min(first + kPackedFeatures, features_);
-            const auto size = a_.state_size;
+            const auto size = a_.sizes.state_size;
             pack(panel, first, last, a_.old_h, 0, size);
-            pack(panel, first, last, a_.input, size, a_.input_features);
+            pack(panel, first, last, a_.input, size, a_.sizes.input_features);
           }
         });
   }
@@ -116,10 +116,10 @@ class PackedBatch {
   }
 
   int64_t choose_rest_rows() const {
-    if (kPairs == 2 || a_.batch <= kRowsOfDotProducts) {
-      return kPairs == 2 ? 0 : a_.batch;
+    if (kPairs == 2 || a_.sizes.batch <= kRowsOfDotProducts) {
+      return kPairs == 2 ? 0 : a_.sizes.batch;
     }
-    const auto rest = a_.batch % columns_of_a_vector();
+    const auto rest = a_.sizes.batch % columns_of_a_vector();
     return rest <= columns_of_a_vector() / 2 ? rest : 0;
   }
 
@@ -167,21 +167,22 @@ class PackedBatch {
       const auto* rows_of_panel = from + first_row(panel) * size;
       auto* to = packed(panel).row(offset);
       vectorized<PackTransposed<from_t, to_t>>()(
-          {{reinterpret_cast<const from_t*>(rows_of_panel), size / kPairs},
-           rows(panel),
-           width(panel),
-           {reinterpret_cast<to_t*>(to), width(panel)}},
+          {.from =
+               {reinterpret_cast<const from_t*>(rows_of_panel), size / kPairs},
+           .columns = rows(panel),
+           .padded = width(panel),
+           .to = {reinterpret_cast<to_t*>(to), width(panel)}},
           begin / kPairs,
           end / kPairs);
     }
   }
 
   const ForwardStep<scalar_t>& a_;
-  const int64_t features_ = a_.features();
+  const int64_t features_ = a_.sizes.features();
   const Method method_ =
       is_onednn_faster<gemm_t>() ? Method::kOneDNNInOneCall : Method::kTile;
   const int64_t rest_rows_ = choose_rest_rows();
-  const int64_t packed_rows_ = a_.batch - rest_rows_;
+  const int64_t packed_rows_ = a_.sizes.batch - rest_rows_;
   const int64_t panel_width_ = choose_panel_width();
   const int64_t panels_ = choose_panels();
   const Scratch<gemm_t> packed_;

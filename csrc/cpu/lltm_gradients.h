@@ -82,7 +82,10 @@ struct GateGradients {
           const auto first = begin * kVector;
           const auto size = std::min(end * kVector, batch) - first;
           vectorized<PackTransposed<gemm_t, gemm_t>>()(
-              {rows.part(first, 0), size, size, columns.part(0, first)},
+              {.from = rows.part(first, 0),
+               .columns = size,
+               .padded = size,
+               .to = columns.part(0, first)},
               0,
               units);
         });

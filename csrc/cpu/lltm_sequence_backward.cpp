@@ -38,14 +38,14 @@ class SequenceBackward {
  public:
   explicit SequenceBackward(const SequenceBackwardPointers<scalar_t>& pointers)
       : a_(pointers),
-        old_h_{a_.steps, a_.state_size, a_.output, a_.h0, a_.resets},
+        old_h_{a_.steps, a_.sizes.state_size, a_.output, a_.h0, a_.resets},
         chunks_(sequence_chunks(a_.steps, kRowsOfABackwardChunk)) {}
 
   void run() {
     SequenceBackwardRecurrence<scalar_t, gemm_t> recurrence(a_);
-    const auto units = 3 * a_.state_size;
-    const Sum d_weights(a_.d_weights, units * a_.features());
-    const Sum d_bias(a_.d_bias, units);
+    const auto units = 3 * a_.sizes.state_size;
+    const Sum d_weights(a_.gradients.d_weights, units * a_.sizes.features());
+    const Sum d_bias(a_.gradients.d_bias, units);
     const auto most = most_rows(chunks_);
     const auto ld_rows = leading_dimension<gemm_t>(units);
     const Scratch<gemm_t> rows(most * ld_rows);
@@ -55,13 +55,15 @@ class SequenceBackward {
     }
     const Scratch<gemm_t> columns(wants_columns_ ? units * ld_columns : 0);
     const Scratch<scalar_t> old_h(
-        a_.d_weights == nullptr ? 0 : rows_to_gather() * a_.state_size);
+        a_.gradients.d_weights == nullptr
+            ? 0
+            : rows_to_gather() * a_.sizes.state_size);
     for (auto chunk = chunks_.rbegin(); chunk != chunks_.rend(); ++chunk) {
       const GateGradients<gemm_t> d_gates{
-          chunk->rows,
-          units,
-          {rows.data(), ld_rows},
-          {columns.data(), leading_dimension<gemm_t>(chunk->rows)}};
+          .batch = chunk->rows,
+          .units = units,
+          .rows = {rows.data(), ld_rows},
+          .columns = {columns.data(), leading_dimension<gemm_t>(chunk->rows)}};
       d_gates.zero_padding();
       recurrence.run(*chunk, d_gates.rows);
       multiply(
@@ -72,11 +74,17 @@ class SequenceBackward {
           d_bias.data,
           chunk != chunks_.rbegin());
     }
-    write_if_wanted(d_weights.data, a_.d_weights, units * a_.features());
-    write_if_wanted(d_bias.data, a_.d_bias, units);
-    write_if_wanted(recurrence.d_h(), a_.d_old_h, a_.batch * a_.state_size);
     write_if_wanted(
-        recurrence.d_cell(), a_.d_old_cell, a_.batch * a_.state_size);
+        d_weights.data, a_.gradients.d_weights, units * a_.sizes.features());
+    write_if_wanted(d_bias.data, a_.gradients.d_bias, units);
+    write_if_wanted(
+        recurrence.d_h(),
+        a_.gradients.d_old_h,
+        a_.sizes.batch * a_.sizes.state_size);
+    write_if_wanted(
+        recurrence.d_cell(),
+        a_.gradients.d_old_cell,
+        a_.sizes.batch * a_.sizes.state_size);
   }
 
  private:
@@ -113,25 +121,26 @@ class SequenceBackward {
       opmath_t* d_weights,
       opmath_t* d_bias,
       bool accumulate) const {
-    const CellSizes sizes{chunk.rows, a_.input_features, a_.state_size};
+    const CellSizes sizes{
+        chunk.rows, a_.sizes.input_features, a_.sizes.state_size};
     if (wants_columns_) {
       d_gates.transpose();
     }
     if (d_bias != nullptr) {
       bias_gradient(d_gates, d_bias, accumulate);
     }
-    const auto* input = a_.input + chunk.first_row * a_.input_features;
+    const auto* input = a_.input + chunk.first_row * a_.sizes.input_features;
     if (d_weights != nullptr) {
       const auto* h = old_h(chunk, old_h_scratch);
       weights_gradient(sizes, d_gates, h, input, d_weights, accumulate);
     }
-    if (a_.d_input != nullptr) {
+    if (a_.gradients.d_input != nullptr) {
       rows_gradient(
           sizes,
           d_gates,
-          a_.weights + a_.state_size,
-          a_.input_features,
-          a_.d_input + chunk.first_row * a_.input_features);
+          a_.weights + a_.sizes.state_size,
+          a_.sizes.input_features,
+          a_.gradients.d_input + chunk.first_row * a_.sizes.input_features);
     }
   }
 
@@ -155,20 +164,21 @@ class SequenceBackward {
       const auto first = std::min(
           a_.steps[chunk.begin - 1].first_row,
           a_.steps[chunk.end - 2].first_row);
-      return a_.output + first * a_.state_size;
+      return a_.output + first * a_.sizes.state_size;
     }
     at::parallel_for(
         chunk.begin,
         chunk.end,
-        grain_size(a_.batch * a_.state_size / kPackedPerNanosecond),
+        grain_size(a_.sizes.batch * a_.sizes.state_size / kPackedPerNanosecond),
         [&](int64_t begin, int64_t end) {
           for (int64_t step = begin; step < end; ++step) {
             const auto& [first_row, rows, carried] = a_.steps[step];
-            auto* to = scratch + (first_row - chunk.first_row) * a_.state_size;
+            auto* to =
+                scratch + (first_row - chunk.first_row) * a_.sizes.state_size;
             const auto* from =
                 old_h_.template rows<scalar_t>(step, 0, rows, to);
             if (from != to) {
-              std::copy_n(from, rows * a_.state_size, to);
+              std::copy_n(from, rows * a_.sizes.state_size, to);
             }
           }
         });
@@ -178,7 +188,8 @@ class SequenceBackward {
   const SequenceBackwardPointers<scalar_t>& a_;
   const OldStates<scalar_t> old_h_;
   const std::vector<SequenceChunk> chunks_;
-  const bool wants_columns_ = a_.d_weights != nullptr || a_.d_bias != nullptr;
+  const bool wants_columns_ =
+      a_.gradients.d_weights != nullptr || a_.gradients.d_bias != nullptr;
 };
 
 template <typename scalar_t>
@@ -218,19 +229,19 @@ BackwardResult sequence_backward_kernel(const SequenceBackwardArguments& a) {
       "lltm_sequence_backward_cpu",
       [&] {
         sequence_backward_steps<scalar_t>({
-            {a.h0.size(0), a.input.size(-1), a.h0.size(1)},
-            pointers_to<scalar_t>(result),
-            steps,
-            a.batch_sizes.has_value(),
-            grad_output->const_data_ptr<scalar_t>(),
-            grad_cells->const_data_ptr<scalar_t>(),
-            output->const_data_ptr<scalar_t>(),
-            cells->const_data_ptr<scalar_t>(),
-            gates->const_data_ptr<scalar_t>(),
-            input->const_data_ptr<scalar_t>(),
-            weights->const_data_ptr<scalar_t>(),
-            h0->const_data_ptr<scalar_t>(),
-            bytes_of(resets),
+            .sizes = {a.h0.size(0), a.input.size(-1), a.h0.size(1)},
+            .gradients = pointers_to<scalar_t>(result),
+            .steps = steps,
+            .packed = a.batch_sizes.has_value(),
+            .grad_output = grad_output->const_data_ptr<scalar_t>(),
+            .grad_cells = grad_cells->const_data_ptr<scalar_t>(),
+            .output = output->const_data_ptr<scalar_t>(),
+            .cells = cells->const_data_ptr<scalar_t>(),
+            .gates = gates->const_data_ptr<scalar_t>(),
+            .input = input->const_data_ptr<scalar_t>(),
+            .weights = weights->const_data_ptr<scalar_t>(),
+            .h0 = h0->const_data_ptr<scalar_t>(),
+            .resets = bytes_of(resets),
         });
       });
   return result;

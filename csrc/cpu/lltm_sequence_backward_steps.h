@@ -37,7 +37,9 @@ constexpr int64_t backward_panel(int64_t state_size) {
 
 // On raw pointers to contiguous memory; batch is that of h0.
 template <typename scalar_t>
-struct SequenceBackwardPointers : CellSizes, GradientPointers<scalar_t> {
+struct SequenceBackwardPointers {
+  CellSizes sizes;
+  GradientPointers<scalar_t> gradients;
   const std::vector<SequenceStep>& steps;
   bool packed;
   const scalar_t* grad_output;
@@ -61,13 +63,14 @@ class SequenceBackwardRecurrence {
   explicit SequenceBackwardRecurrence(
       const SequenceBackwardPointers<scalar_t>& pointers)
       : a_(pointers),
-        panels_(at::divup(a_.state_size, width_)),
+        panels_(at::divup(a_.sizes.state_size, width_)),
         shape_(shape()),
         weights_(packs_ ? panels_ * width_ * size_k_ : 0),
-        d_h_(a_.batch * a_.state_size),
-        d_cell_(a_.batch * a_.state_size) {
-    std::fill_n(d_h_.data(), a_.batch * a_.state_size, opmath_t(0));
-    std::fill_n(d_cell_.data(), a_.batch * a_.state_size, opmath_t(0));
+        d_h_(a_.sizes.batch * a_.sizes.state_size),
+        d_cell_(a_.sizes.batch * a_.sizes.state_size) {
+    std::fill_n(d_h_.data(), a_.sizes.batch * a_.sizes.state_size, opmath_t(0));
+    std::fill_n(
+        d_cell_.data(), a_.sizes.batch * a_.sizes.state_size, opmath_t(0));
     pack();
   }
 
@@ -95,10 +98,11 @@ class SequenceBackwardRecurrence {
       kPair<gemm_t> == 2 ? Method::kOneDNN : Method::kTile;
 
   TeamShape shape() const {
-    const auto nanoseconds = a_.batch * a_.state_size *
-        (6 * a_.state_size / kFlopPerNanosecond + kNanosecondsOfGatesBackward);
+    const auto nanoseconds = a_.sizes.batch * a_.sizes.state_size *
+        (6 * a_.sizes.state_size / kFlopPerNanosecond +
+         kNanosecondsOfGatesBackward);
     return shape_for_steps<gemm_t>(
-        a_, nanoseconds, a_.steps.size(), a_.packed, panels_);
+        a_.sizes, nanoseconds, a_.steps.size(), a_.packed, panels_);
   }
 
   Matrix<gemm_t> packed(int64_t panel) const {
@@ -109,7 +113,7 @@ class SequenceBackwardRecurrence {
   Matrix<const gemm_t> panel(int64_t i) const {
     if constexpr (!kAlwaysPacks) {
       if (!packs_) {
-        return {a_.weights + i * width_, a_.features()};
+        return {a_.weights + i * width_, a_.sizes.features()};
       }
     }
     return packed(i);
@@ -128,10 +132,10 @@ class SequenceBackwardRecurrence {
           for (int64_t i = begin; i < end; ++i) {
             const auto unit = i * width_;
             vectorized<PackRows<scalar_t, gemm_t>>()(
-                {{a_.weights + unit, a_.features()},
-                 3 * a_.state_size,
-                 std::min(width_, a_.state_size - unit),
-                 packed(i)},
+                {.from = {a_.weights + unit, a_.sizes.features()},
+                 .rows = 3 * a_.sizes.state_size,
+                 .columns = std::min(width_, a_.sizes.state_size - unit),
+                 .to = packed(i)},
                 0,
                 size_k_ / kPair<gemm_t>);
           }
@@ -150,7 +154,8 @@ class SequenceBackwardRecurrence {
       for (int64_t i = begin; i < end; ++i) {
         pointwise(rows_of(i, step), panels_of(i), step, d_gates_of_step);
       }
-      if (step == 0 && a_.d_old_h == nullptr && a_.d_old_cell == nullptr) {
+      if (step == 0 && a_.gradients.d_old_h == nullptr &&
+          a_.gradients.d_old_cell == nullptr) {
         return;
       }
       if (shape_.unit_groups > 1 && !barrier.wait(end - begin)) {
@@ -164,7 +169,7 @@ class SequenceBackwardRecurrence {
   }
 
   Part rows_of(int64_t slot, int64_t step) const {
-    return shape_.rows(slot, a_.batch, a_.steps[step].rows);
+    return shape_.rows(slot, a_.sizes.batch, a_.steps[step].rows);
   }
 
   Part panels_of(int64_t slot) const {
@@ -176,11 +181,11 @@ class SequenceBackwardRecurrence {
       const Part& panels,
       int64_t step,
       Matrix<gemm_t> d_gates) const {
-    const auto first = a_.steps[step].first_row * a_.state_size;
+    const auto first = a_.steps[step].first_row * a_.sizes.state_size;
     vectorized<GatesBackward<scalar_t, gemm_t, opmath_t>>()(
-        {.state_size = a_.state_size,
+        {.state_size = a_.sizes.state_size,
          .first_unit = panels.begin * width_,
-         .end_unit = std::min(panels.end * width_, a_.state_size),
+         .end_unit = std::min(panels.end * width_, a_.sizes.state_size),
          .grad_h = a_.grad_output + first,
          .grad_cell = a_.grad_cells + first,
          .new_cell = a_.cells + first,
@@ -198,21 +203,21 @@ class SequenceBackwardRecurrence {
       const Part& panels,
       int64_t step,
       Matrix<const gemm_t> d_gates) const {
-    const Matrix<opmath_t> d_h{d_h_.data(), a_.state_size};
+    const Matrix<opmath_t> d_h{d_h_.data(), a_.sizes.state_size};
     for (int64_t j = 0; j < panels.size(); ++j) {
       const auto i = panels.begin + block_in_turn(step, j, panels.size());
       const auto unit = i * width_;
       gemm<gemm_t>(
           kMethod,
           {.M = rows.size(),
-           .N = std::min(width_, a_.state_size - unit),
+           .N = std::min(width_, a_.sizes.state_size - unit),
            .K = size_k_,
            .A = d_gates.part(rows.begin, 0),
            .B = panel(i),
            .C = d_h.part(rows.begin, unit),
            .accumulate = false,
-           .all_rows = a_.batch,
-           .chain = chain_of(a_.batch, packs_)});
+           .all_rows = a_.sizes.batch,
+           .chain = chain_of(a_.sizes.batch, packs_)});
     }
   }
 
@@ -222,10 +227,11 @@ class SequenceBackwardRecurrence {
       return;
     }
     const auto first = panels.begin * width_;
-    const auto units = std::min(panels.end * width_, a_.state_size) - first;
+    const auto units =
+        std::min(panels.end * width_, a_.sizes.state_size) - first;
     for (int64_t row = rows.begin; row < rows.end; ++row) {
       if (a_.resets.any(a_.steps[step], row, row + 1)) {
-        const auto at = row * a_.state_size + first;
+        const auto at = row * a_.sizes.state_size + first;
         std::fill_n(d_h_.data() + at, units, opmath_t(0));
         std::fill_n(d_cell_.data() + at, units, opmath_t(0));
       }
@@ -234,12 +240,12 @@ class SequenceBackwardRecurrence {
 
   const SequenceBackwardPointers<scalar_t>& a_;
   const int64_t size_k_ = kPair<gemm_t> == 2
-      ? terms_of<gemm_t>(3 * a_.state_size)
-      : 3 * a_.state_size;
+      ? terms_of<gemm_t>(3 * a_.sizes.state_size)
+      : 3 * a_.sizes.state_size;
   const bool packs_ =
       kAlwaysPacks || a_.steps.size() >= kStepsWorthPackingBackward;
   const int64_t width_ = kPair<gemm_t> == 2
-      ? backward_panel(a_.state_size)
+      ? backward_panel(a_.sizes.state_size)
       : 3 * vector_bytes() / int64_t(sizeof(gemm_t));
   const int64_t panels_;
   const TeamShape shape_;

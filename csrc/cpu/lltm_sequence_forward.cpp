@@ -43,16 +43,17 @@ bool is_packing_faster(int64_t batch, size_t steps, int64_t weight_bytes) {
 // With weights as they lie, as a loop over the cell.
 template <typename scalar_t>
 void forward_step_by_step(const SequenceForwardPointers<scalar_t>& a) {
-  const InOpmath<scalar_t> bias(a.bias, 3 * a.state_size);
-  const Scratch<scalar_t> scratch(a.batch * a.state_size);
+  const InOpmath<scalar_t> bias(a.bias, 3 * a.sizes.state_size);
+  const Scratch<scalar_t> scratch(a.sizes.batch * a.sizes.state_size);
   for (size_t i = 0; i < a.steps.size(); ++i) {
     const auto [row, rows, carried] = a.steps[i];
     forward_step<scalar_t>(
-        {{rows, a.input_features, a.state_size},
-         a.input + row * a.input_features,
-         a.weights,
-         a.old_h.template rows<scalar_t>(i, 0, rows, scratch.data()),
-         a.states(i, Part(rows, 0, 1), 0, a.state_size, bias.data())});
+        {.sizes = {rows, a.sizes.input_features, a.sizes.state_size},
+         .input = a.input + row * a.sizes.input_features,
+         .weights = a.weights,
+         .old_h = a.old_h.template rows<scalar_t>(i, 0, rows, scratch.data()),
+         .states = a.states(
+             i, Part(rows, 0, 1), 0, a.sizes.state_size, bias.data())});
   }
 }
 
@@ -63,15 +64,15 @@ void sequence_forward_steps(const SequenceForwardPointers<scalar_t>& a) {
     return forward_step_by_step(a);
   }
   if constexpr (kPair<scalar_t> == 2) {
-    if (a.has_whole_pairs() && has_bfloat16_gemm()) {
+    if (a.sizes.has_whole_pairs() && has_bfloat16_gemm()) {
       const ProfiledPath path("lltm::sequence_forward_gemm_bfloat16");
       return SequenceForward<scalar_t, scalar_t>(a, true).run();
     }
   }
   const auto weight_bytes =
-      3 * a.state_size * a.state_size * int64_t(sizeof(opmath_t));
+      3 * a.sizes.state_size * a.sizes.state_size * int64_t(sizeof(opmath_t));
   const bool packs = !std::is_same_v<scalar_t, opmath_t> ||
-      is_packing_faster(a.batch, a.steps.size(), weight_bytes);
+      is_packing_faster(a.sizes.batch, a.steps.size(), weight_bytes);
   const ProfiledPath path("lltm::sequence_forward_gemm");
   SequenceForward<scalar_t, opmath_t>(a, packs).run();
 }
@@ -106,21 +107,27 @@ ForwardWithGatesResult sequence_forward_kernel_impl(
       [&] {
         const auto batch = a.h0.size(0);
         sequence_forward_steps<scalar_t>({
-            {batch, a.input.size(-1), state_size},
-            steps,
-            a.batch_sizes.has_value(),
-            input->const_data_ptr<scalar_t>(),
-            weights->const_data_ptr<scalar_t>(),
-            bias->const_data_ptr<scalar_t>(),
-            {steps,
-             state_size,
-             output.const_data_ptr<scalar_t>(),
-             h0->const_data_ptr<scalar_t>(),
-             resets},
-            {steps, batch, state_size, c0->const_data_ptr<scalar_t>(), resets},
-            output.mutable_data_ptr<scalar_t>(),
-            cells.mutable_data_ptr<scalar_t>(),
-            write_gates ? gates.mutable_data_ptr<scalar_t>() : nullptr,
+            .sizes = {batch, a.input.size(-1), state_size},
+            .steps = steps,
+            .packed = a.batch_sizes.has_value(),
+            .input = input->const_data_ptr<scalar_t>(),
+            .weights = weights->const_data_ptr<scalar_t>(),
+            .bias = bias->const_data_ptr<scalar_t>(),
+            .old_h =
+                {.steps = steps,
+                 .state_size = state_size,
+                 .states = output.const_data_ptr<scalar_t>(),
+                 .initial = h0->const_data_ptr<scalar_t>(),
+                 .resets = resets},
+            .old_cell =
+                {steps,
+                 batch,
+                 state_size,
+                 c0->const_data_ptr<scalar_t>(),
+                 resets},
+            .output = output.mutable_data_ptr<scalar_t>(),
+            .cells = cells.mutable_data_ptr<scalar_t>(),
+            .gates = write_gates ? gates.mutable_data_ptr<scalar_t>() : nullptr,
         });
       });
   return {std::move(output), std::move(cells), std::move(gates)};

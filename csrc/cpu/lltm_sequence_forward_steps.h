@@ -27,7 +27,8 @@ namespace lltm {
 
 // On raw pointers to contiguous memory; batch is that of h0.
 template <typename scalar_t>
-struct SequenceForwardPointers : CellSizes {
+struct SequenceForwardPointers {
+  CellSizes sizes;
   const std::vector<SequenceStep>& steps;
   bool packed;
   const scalar_t* input;
@@ -47,16 +48,16 @@ struct SequenceForwardPointers : CellSizes {
       int64_t first_unit,
       int64_t end_unit,
       const at::opmath_type<scalar_t>* bias) const {
-    const auto size = this->state_size;
+    const auto size = sizes.state_size;
     const auto at = (steps[i].first_row + rows.begin) * size;
     return {
-        size,
-        bias,
-        old_cell.before(i, rows, first_unit, end_unit),
-        old_cell.after(i, rows),
-        output + at,
-        cells + at,
-        gates == nullptr ? nullptr : gates + 3 * at};
+        .state_size = size,
+        .bias = bias,
+        .old_cell = old_cell.before(i, rows, first_unit, end_unit),
+        .next_cell = old_cell.after(i, rows),
+        .new_h = output + at,
+        .new_cell = cells + at,
+        .gates = gates == nullptr ? nullptr : gates + 3 * at};
   }
 };
 
@@ -82,10 +83,11 @@ class SequenceForward {
         packs_(packs),
         shape_(shape()),
         multiplies_input_first_(
-            a_.input_features > 0 && a_.batch < kMinRowsOfOneProduct<gemm_t>),
+            a_.sizes.input_features > 0 &&
+            a_.sizes.batch < kMinRowsOfOneProduct<gemm_t>),
         chunks_(sequence_chunks(a_.steps, max_chunk_rows())),
-        bias_(a_.bias, 3 * a_.state_size),
-        weights_(packs_ ? panels_ * width_ * a_.features() : 0),
+        bias_(a_.bias, 3 * a_.sizes.state_size),
+        weights_(packs_ ? panels_ * width_ * a_.sizes.features() : 0),
         products_(shape_.slots() * products_per_slot()),
         old_h_(shape_.slots() * old_h_per_slot()),
         input_(kConverts ? shape_.slots() * input_per_slot() : 0) {}
@@ -133,28 +135,30 @@ class SequenceForward {
     using to_t = std::conditional_t<pair == 2, Pair<gemm_t>, gemm_t>;
     for (int64_t gate = 0; gate < 3; ++gate) {
       vectorized<PackTransposed<from_t, to_t>>()(
-          {{reinterpret_cast<const from_t*>(weights_of(panel, gate).data),
-            a_.features() / pair},
-           units_of(panel),
-           units_,
-           {reinterpret_cast<to_t*>(packed(panel).data) + gate * units_,
-            width_}},
+          {.from =
+               {reinterpret_cast<const from_t*>(weights_of(panel, gate).data),
+                a_.sizes.features() / pair},
+           .columns = units_of(panel),
+           .padded = units_,
+           .to =
+               {reinterpret_cast<to_t*>(packed(panel).data) + gate * units_,
+                width_}},
           0,
-          a_.features() / pair);
+          a_.sizes.features() / pair);
     }
   }
 
   Matrix<const scalar_t> weights_of(int64_t panel, int64_t gate) const {
-    const auto row = gate * a_.state_size + panel * units_;
-    return {a_.weights + row * a_.features(), a_.features()};
+    const auto row = gate * a_.sizes.state_size + panel * units_;
+    return {a_.weights + row * a_.sizes.features(), a_.sizes.features()};
   }
 
   int64_t units_of(int64_t panel) const {
-    return std::min(units_, a_.state_size - panel * units_);
+    return std::min(units_, a_.sizes.state_size - panel * units_);
   }
 
   Matrix<gemm_t> packed(int64_t panel) const {
-    return {weights_.data() + panel * a_.features() * width_, width_};
+    return {weights_.data() + panel * a_.sizes.features() * width_, width_};
   }
 
   // C [rows, width_] of a panel: = or += A @ the weights of K features.
@@ -221,8 +225,8 @@ class SequenceForward {
       multiply(
           rows,
           panel,
-          a_.state_size,
-          a_.input_features,
+          a_.sizes.state_size,
+          a_.sizes.input_features,
           A,
           products_of(slot, chunk, panel, row_of_products),
           false);
@@ -242,7 +246,7 @@ class SequenceForward {
         i,
         rows,
         panels.begin * units_,
-        std::min(panels.end * units_, a_.state_size),
+        std::min(panels.end * units_, a_.sizes.state_size),
         bias_.data());
     const auto blocks = at::divup(rows.size(), kMaxRowsOfABlock<gemm_t>);
     for (int64_t block = 0; block < blocks; ++block) {
@@ -268,29 +272,30 @@ class SequenceForward {
       const gemm_t* input,
       const States<scalar_t>& states,
       opmath_t* products) const {
-    const auto size = a_.state_size;
-    if (input != nullptr && a_.input_features > 0) {
-      const auto features = a_.input_features;
+    const auto size = a_.sizes.state_size;
+    if (input != nullptr && a_.sizes.input_features > 0) {
+      const auto features = a_.sizes.input_features;
       const auto* A = input + rows.begin * features;
       multiply(rows.size(), panel, size, features, A, products, false);
     }
     const auto* A = old_h + rows.begin * size;
-    multiply(rows.size(), panel, 0, size, A, products, a_.input_features > 0);
+    multiply(
+        rows.size(), panel, 0, size, A, products, a_.sizes.input_features > 0);
     const auto unit = panel * units_;
     vectorized<Gates<scalar_t>>()(
-        {states,
-         products,
-         units_,
-         rows.begin,
-         unit,
-         std::min(unit + units_, size)},
+        {.states = states,
+         .products = products,
+         .ld = units_,
+         .first_row = rows.begin,
+         .first_unit = unit,
+         .end_unit = std::min(unit + units_, size)},
         0,
         rows.size());
   }
 
   // Rows of input, which are converted where the types differ.
   const gemm_t* input_of(int64_t slot, int64_t row, int64_t rows) const {
-    const auto size = a_.input_features;
+    const auto size = a_.sizes.input_features;
     const auto* from = a_.input + row * size;
     if constexpr (kConverts) {
       auto* to = input_.data() + slot * input_per_slot();
@@ -304,7 +309,7 @@ class SequenceForward {
 
   // The rows of a step that belong to a slot.
   Part rows_of(int64_t slot, int64_t step) const {
-    return shape_.rows(slot, a_.batch, a_.steps[step].rows);
+    return shape_.rows(slot, a_.sizes.batch, a_.steps[step].rows);
   }
 
   // A slot keeps products of a panel for many steps: this is a step's first row
@@ -338,7 +343,7 @@ class SequenceForward {
   int64_t most_rows_per_slot() const {
     return shape_.row_groups == 1
         ? most_rows(chunks_)
-        : most_rows(chunks_) / a_.batch * rows_per_slot();
+        : most_rows(chunks_) / a_.sizes.batch * rows_per_slot();
   }
 
   int64_t rows_per_slot(const SequenceChunk& chunk) const {
@@ -347,19 +352,19 @@ class SequenceForward {
   }
 
   int64_t rows_per_slot() const {
-    return at::divup(a_.batch, shape_.row_groups);
+    return at::divup(a_.sizes.batch, shape_.row_groups);
   }
 
   int64_t old_h_per_slot() const {
     const bool copies =
         kConverts || a_.packed || a_.old_h.resets.data != nullptr;
-    return copies ? rows_per_slot() * a_.state_size : 0;
+    return copies ? rows_per_slot() * a_.sizes.state_size : 0;
   }
 
   int64_t input_per_slot() const {
     const auto rows =
         multiplies_input_first_ ? most_rows(chunks_) : rows_per_slot();
-    return rows * a_.input_features;
+    return rows * a_.sizes.input_features;
   }
 
   // The tile takes one vector. What multiplies pairs is faster with 32 units:
@@ -369,9 +374,9 @@ class SequenceForward {
     if (packs_ && kPair<gemm_t> == 1) {
       return vector_bytes() / int64_t(sizeof(opmath_t));
     }
-    const auto padding =
-        round_up(a_.state_size, 2 * kVector) - round_up(a_.state_size, kVector);
-    return 8 * padding > a_.state_size ? kVector : 2 * kVector;
+    const auto padding = round_up(a_.sizes.state_size, 2 * kVector) -
+        round_up(a_.sizes.state_size, kVector);
+    return 8 * padding > a_.sizes.state_size ? kVector : 2 * kVector;
   }
 
   Part panels_of(int64_t slot) const {
@@ -379,10 +384,10 @@ class SequenceForward {
   }
 
   TeamShape shape() const {
-    const auto nanoseconds = a_.batch * a_.state_size *
-        (6 * a_.features() / kFlopPerNanosecond + kNanosecondsOfGates);
+    const auto nanoseconds = a_.sizes.batch * a_.sizes.state_size *
+        (6 * a_.sizes.features() / kFlopPerNanosecond + kNanosecondsOfGates);
     return shape_for_steps<gemm_t>(
-        a_, nanoseconds, a_.steps.size(), a_.packed, panels_);
+        a_.sizes, nanoseconds, a_.steps.size(), a_.packed, panels_);
   }
 
   // The products that are kept fit in half of an L2 cache.
@@ -396,7 +401,7 @@ class SequenceForward {
   const bool packs_;
   const int64_t units_ = units_per_panel();
   const int64_t width_ = 3 * units_;
-  const int64_t panels_ = at::divup(a_.state_size, units_);
+  const int64_t panels_ = at::divup(a_.sizes.state_size, units_);
   const TeamShape shape_;
   const bool multiplies_input_first_;
   const std::vector<SequenceChunk> chunks_;

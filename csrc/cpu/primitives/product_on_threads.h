@@ -94,10 +94,10 @@ class ProductOnThreads {
   void pack(int64_t panel, int64_t k, int64_t terms, gemm_t* to) const {
     const auto column = panel * blocks_.columns;
     vectorized<PackRows<scalar_t, gemm_t>>()(
-        {p_.B.part(k, column),
-         p_.K - k,
-         std::min(blocks_.columns, p_.N - column),
-         {to, width_}},
+        {.from = p_.B.part(k, column),
+         .rows = p_.K - k,
+         .columns = std::min(blocks_.columns, p_.N - column),
+         .to = {to, width_}},
         0,
         terms / kPair<gemm_t>);
   }
