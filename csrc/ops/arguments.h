@@ -20,7 +20,7 @@ using OptionalTensor = std::optional<at::Tensor>;
 // the first h and cell state.
 using OutputMask = std::array<bool, 5>;
 
-// What the size of a dimension says. Arguments of a call agree in each of them.
+// What a dimension counts. Its size is the same in all arguments of a call.
 enum class Dim : uint8_t {
   kNone,
   kBatch,
@@ -31,6 +31,8 @@ enum class Dim : uint8_t {
   kGates,   // 3 * state_size
   kFeatures // state_size + input_features
 };
+
+constexpr size_t kNumberOfDims = static_cast<size_t>(Dim::kFeatures) + 1;
 
 // The dimensions of a tensor, then kNone.
 using Shape = std::array<Dim, 3>;
@@ -46,8 +48,8 @@ constexpr int64_t batch_dim(const Shape& shape) {
   return -1;
 }
 
-// A tensor has to be on the device of input, or on the CPU, wherever input is,
-// where its values are read.
+// A tensor has to be on the device of input; or on the CPU, wherever input is,
+// because its values are read.
 enum class Place { kDevice, kCPU };
 
 template <typename T>

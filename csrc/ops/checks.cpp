@@ -47,7 +47,7 @@ void check_device(
 
 namespace {
 
-// What no operator computes with has a dtype of its own.
+// For batch_sizes and resets, which have another dtype than input.
 void check_own_dtype(const char* op, const Field<at::Tensor>& argument) {
   const auto& tensor = argument.value;
   TORCH_CHECK(
@@ -100,7 +100,8 @@ void check_layout_and_dtype(
 
 namespace {
 
-constexpr std::array<const char*, 8> kNames{
+// In the order of Dim.
+constexpr std::array<const char*, kNumberOfDims> kNames{
     "",
     "batch",
     "time",

@@ -61,7 +61,7 @@ class ShapeChecks {
   std::vector<c10::SymInt> sizes_of(const Shape& shape) const;
 
   const char* const op_;
-  std::array<std::optional<c10::SymInt>, 8> sizes_;
+  std::array<std::optional<c10::SymInt>, kNumberOfDims> sizes_;
 };
 
 // The checks of an operator's arguments, called by every kernel that computes
