@@ -18,7 +18,7 @@ constexpr int64_t kFewTerms = 64;
 
 // Terms of one chain of additions, at most. So few keep the error below twice
 // that of PyTorch's products; a chain of 768 has 2.5 times their error. 256
-// take 2 % more time at 256x1024x1024 and in sequences, on Zen 4.
+// terms take 2 % more time at 256x1024x1024 and in sequences, on Zen 4.
 constexpr int64_t kMaxChain = 512;
 
 // Terms that all of A is multiplied with at a time. Three vectors of B then
@@ -48,8 +48,8 @@ struct Product {
 };
 
 // On the calling thread, in float or double, with one term at least. By
-// reference: a copy of a Matrix waits until both of
-// its members are stored, and 128x1x128x128 took 7 % more time on the Xeon.
+// reference: a copy of a Matrix waits until both of its members are stored, and
+// 128x1x128x128 took 7 % more time on the Xeon.
 template <typename T>
 void multiply(const Product<T>& product);
 
