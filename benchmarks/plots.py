@@ -91,6 +91,29 @@ def plot_roofs(axis: Any, rows: list[dict[str, Any]]) -> None:
     axis.legend(fontsize=8, loc="lower right")
 
 
+def plot_recurrence(run: dict[str, Any], file: Path) -> None:
+    """Bars of microseconds a step; a panel for inference and one for training."""
+    kinds = {"inference": [], "training": []}
+    for row in run["rows"]:
+        if "microseconds_per_step" in row:
+            kinds[row["what"]].append(row)
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    for axis, (what, rows) in zip(axes, kinds.items(), strict=True):
+        names = ["recurrence", "a kernel a step", "nn.LSTM"]
+        for i, name in enumerate(names):
+            heights = [row["microseconds_per_step"].get(name, 0) for row in rows]
+            places = [row + (i - 1) * 0.27 for row in range(len(rows))]
+            bars = axis.bar(places, heights, 0.27, label=name)
+            axis.bar_label(bars, fmt="%.1f", fontsize=7)
+        labels = [f"{row['size']} units\nbatch {row['batch']}" for row in rows]
+        axis.set_xticks(range(len(rows)), labels, fontsize=8)
+        axis.set(title=what, ylabel="microseconds a step")
+        axis.legend(fontsize=8)
+    figure.suptitle(f"A sequence of {run['time']} steps, {run['dtype']}, {run['machine']}")
+    figure.savefig(file, dpi=100)
+    plt.close(figure)
+
+
 def plot_glance(panels: dict[str, dict[str, float]], processor: str, file: Path) -> None:
     """A few bars for the README: times of training over ours. The file has them as text, too."""
     figure, axes = plt.subplots(

@@ -22,6 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import lltm_ops
 
+DEVICE = "cuda"
 SIZES = [128, 256, 512, 768, 1024]
 BATCHES = [1, 16, 64]
 
@@ -61,28 +62,30 @@ def captured(
         return contest.captured(function)
 
 
-def functions(layer: nn.Module, input: torch.Tensor, what: str) -> Callable[[], Any]:
-    if what == "inference":
-        return contest.inference(layer, lambda layer: layer(input)[0])
+def call_of(layer: nn.Module, input: torch.Tensor, what: str) -> Callable[[], Any]:
     with torch.no_grad():
-        grad = torch.randn_like(layer(input)[0])
-    return contest.training(layer, lambda layer: layer(input)[0], (grad,))
+        grads = (torch.randn_like(layer(input)[0]),)
+    return contest.functions(what, {"": layer}, first_output, (input,), grads)[""]
+
+
+def first_output(layer: nn.Module, input: torch.Tensor) -> Any:
+    return layer(input)[0]
 
 
 def measure(size: int, batch: int, what: str, args: argparse.Namespace) -> dict[str, float]:
     """Microseconds a step, by contender."""
-    options = {"device": "cuda", "dtype": getattr(torch, args.dtype)}
+    options = {"device": DEVICE, "dtype": getattr(torch, args.dtype)}
     input = torch.randn(args.time, batch, size, **options)
     with torch.set_grad_enabled(what == "training"):
-        ours = functions(lltm_ops.LLTM(size, size, **options), input, what)
-        lstm = functions(nn.LSTM(size, size, **options), input, what)
+        ours = call_of(lltm_ops.LLTM(size, size, **options), input, what)
+        lstm = call_of(nn.LSTM(size, size, **options), input, what)
         calls = {"a kernel a step": captured(recurrence(False), ours)}
         calls["nn.LSTM"] = captured(tf32(False), lstm)
         if takes_recurrence(ours):
             calls["recurrence"] = captured(recurrence(True), ours)
         if args.dtype == "float32":
             calls["nn.LSTM with TF32"] = captured(tf32(True), lstm)
-        times = timing.medians(calls, args.rounds, device="cuda")
+        times = timing.medians(calls, args.rounds, device=DEVICE)
     return {name: time * 1e6 / args.time for name, time in times.items()}
 
 
@@ -113,6 +116,7 @@ def main() -> None:
         rows.append(row)
         print(row, flush=True)
         timing.write(run, file)
+    timing.save(run, "plot_recurrence", file)
 
 
 if __name__ == "__main__":

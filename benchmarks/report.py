@@ -20,6 +20,7 @@ PICTURES = {
     "sweep_cpu_float32_1_thread": "Eager's time over ours by batch, input and state, one thread",
     "sweep_cpu_float32_2_threads": "Eager's time over ours by batch, input and state, two threads",
 }
+RECURRENCES = ("recurrence_cuda_bfloat16", "recurrence_cuda_float16")
 # What the README shows: of which processor, from which file, one shape of it, and what a newcomer
 # calls its contenders.
 GLANCED = FIGURES / "zen4"
@@ -55,6 +56,10 @@ def load(folder: Path, name: str) -> dict[str, Any] | None:
 
 def processors() -> list[Path]:
     return sorted(file.parent for file in FIGURES.glob("*/cell_cpu_float32.json"))
+
+
+def gpus() -> list[Path]:
+    return sorted({file.parent for file in FIGURES.glob("*/recurrence_cuda_*.json")})
 
 
 def line(cells: list[str]) -> str:
@@ -105,6 +110,39 @@ def page(folder: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+def gpu_page(folder: Path) -> str:
+    runs = {name: load(folder, name) for name in RECURRENCES}
+    first = runs["recurrence_cuda_bfloat16"]
+    lines = [
+        f"# {folder.name}",
+        "",
+        f"{first['machine']}; torch {first['torch']}. A call is a sequence of {first['time']}",
+        "steps with as many features as units, and the replay of a CUDA graph. Times are in",
+        "microseconds a step. The ratio is that of `nn.LSTM`, which has four gates to three, to",
+        "the recurrence. [performance.md](../../performance.md#cuda) says what was measured.",
+        "`benchmarks/report.py` wrote this page.",
+    ]
+    for name, run in runs.items():
+        if run is None:
+            continue
+        lines += [
+            "",
+            f"## {run['dtype']}",
+            "",
+            f"![Times of a step, {run['dtype']}]({name}.png)",
+            "",
+        ]
+        names = ["recurrence", "a kernel a step", "nn.LSTM"]
+        header = ["units", "batch", "what", *names, "ratio"]
+        lines += [line(header), line(["---"] * len(header)).replace(" ", "")]
+        for row in run["rows"]:
+            times = row["microseconds_per_step"]
+            cells = [str(row["size"]), str(row["batch"]), row["what"]]
+            cells += [f"{times[name]:.2f}" for name in names]
+            lines.append(line([*cells, f"{times['nn.LSTM'] / times['recurrence']:.2f}"]))
+    return "\n".join(lines) + "\n"
+
+
 def summary(folders: list[Path]) -> list[str]:
     """By processor and dtype the least and the most of the ratios, over shapes and threads."""
     header = ["processor", "dtype"]
@@ -150,6 +188,8 @@ def main() -> None:
         return
     for folder in args.folders:
         (folder / "README.md").write_text(page(folder))
+    for folder in gpus():
+        (folder / "README.md").write_text(gpu_page(folder))
     print("\n".join(summary(processors())))
 
 

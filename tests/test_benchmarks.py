@@ -102,6 +102,8 @@ def test_documented_figures_are_the_measured_ones(monkeypatch):
     assert folders
     for folder in folders:
         assert (folder / "README.md").read_text() == report.page(folder)
+    for folder in report.gpus():
+        assert (folder / "README.md").read_text() == report.gpu_page(folder)
     assert "\n".join(report.summary(folders)) in (ROOT / "docs" / "performance.md").read_text()
 
 

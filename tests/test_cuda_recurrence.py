@@ -20,7 +20,7 @@ THREAD = ["-O1", "-g", "-fsanitize=thread"]
 # Faults of the kernel: what is replaced by what, with which sanitizer it is found, what is said.
 MUTANTS = {
     "sums of two steps in one place": (
-        "shared + turn % 2 * kForwardSums<tiles>", "shared", THREAD, "data race",
+        "sums + turn % 2 * kForwardSums<tiles>", "sums", THREAD, "data race",
     ),
     "a look at the first word alone": (
         """words.word[0] != kSentinel && words.word[1] != kSentinel &&
@@ -34,8 +34,7 @@ MUTANTS = {
         ", not ",
     ),
     "no bound of the batch": (
-        "if (own < cursor.rows) {\n        waits", "{\n        waits", ADDRESS,
-        "heap-buffer-overflow",
+        "if (row >= step_.rows) {", "if (false) {", ADDRESS, "heap-buffer-overflow",
     ),
     "a row of another packed step": (
         "next.first_row -= next.rows", "next.first_row -= rows", [], "a word was published twice",

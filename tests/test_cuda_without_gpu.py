@@ -92,7 +92,7 @@ def test_sequences_step_by_step(on_host, dtype, shape, kind):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("shape", [(1, 1, 3, 32), (6, 3, 5, 64), (4, 11, 0, 96)], ids=str)
+@pytest.mark.parametrize("shape", [(3, 1, 3, 32), (6, 3, 5, 64), (4, 11, 0, 96)], ids=str)
 @each_sequence_kind
 @pytest.mark.parametrize("accepted", [1, 1000])
 def test_sequences_by_the_recurrence(on_host, dtype, shape, kind, accepted):
@@ -100,6 +100,34 @@ def test_sequences_by_the_recurrence(on_host, dtype, shape, kind, accepted):
     before = on_host.accept_launches(accepted)
     check_sequence(on_host, dtype, shape, kind)
     assert on_host.accept_launches(0) - before >= min(accepted, 3)
+
+
+# Too few steps, another dtype, too many units, units that do not fill a block of columns, and too
+# many rows of a packed batch.
+@pytest.mark.parametrize(
+    ("dtype", "shape", "form"),
+    [
+        (torch.bfloat16, (2, 3, 5, 32), "padded"),
+        (torch.float32, (3, 3, 5, 32), "padded"),
+        (torch.bfloat16, (3, 1, 2, 1056), "padded"),
+        (torch.bfloat16, (3, 3, 5, 48), "padded"),
+        (torch.bfloat16, (3, 897, 2, 32), "packed"),
+    ],
+    ids=str,
+)
+def test_sequences_that_the_recurrence_does_not_take(on_host, dtype, shape, form):
+    before = on_host.accept_launches(1000)
+    check_sequence(on_host, dtype, shape, (form, False, False))
+    assert on_host.accept_launches(0) == before
+
+
+@pytest.mark.parametrize(
+    ("shape", "form"), [((3, 896, 2, 32), "packed"), ((3, 897, 2, 32), "padded")], ids=str
+)
+def test_batches_that_the_recurrence_takes(on_host, shape, form):
+    before = on_host.accept_launches(1000)
+    check_sequence(on_host, torch.bfloat16, shape, (form, False, False))
+    assert on_host.accept_launches(0) > before
 
 
 def laid_out(inputs, layout):
@@ -133,7 +161,7 @@ def test_sequences_take_any_strides(on_host, layout, accepted, kind):
 
 @pytest.mark.parametrize("accepted", [0, 1000])
 def test_gradients_of_a_sequence_that_are_wanted(on_host, accepted):
-    inputs = sequence_backward_inputs(dtype=torch.bfloat16, shape=(2, 3, 5, 32))
+    inputs = sequence_backward_inputs(dtype=torch.bfloat16, shape=(3, 3, 5, 32))
     on_host.accept_launches(accepted)
     every = on_host.sequence_backward(*inputs)
     for mask in itertools.product([False, True], repeat=5):

@@ -1,5 +1,6 @@
 """benchmarks/gpu.py tells what passed from what failed, came too late or never began."""
 
+import argparse
 import importlib.util
 import json
 import subprocess
@@ -160,6 +161,25 @@ def test_what_has_no_time_left_does_not_begin(gpu, tmp_path):
     assert gpu.verdict(commands.statuses) == {
         "ok": False, "summary": "late: no time left", "statuses": {"late": "no time left"},
     }  # fmt: skip
+
+
+def test_the_recurrence_is_timed_beside_its_contenders(monkeypatch):
+    """On the CPU, each call made once."""
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    import recurrence
+
+    def medians(calls, rounds, device):
+        return {name: float(call() is not None) for name, call in calls.items()}
+
+    monkeypatch.setattr(recurrence, "DEVICE", "cpu")
+    monkeypatch.setattr(recurrence, "takes_recurrence", lambda call: True)
+    monkeypatch.setattr(recurrence.contest, "captured", lambda call: call)
+    monkeypatch.setattr(recurrence.timing, "medians", medians)
+    args = argparse.Namespace(dtype="float32", time=4, rounds=1)
+    for what in ("inference", "training"):
+        times = recurrence.measure(8, 2, what, args)
+        assert set(times) == {"a kernel a step", "recurrence", "nn.LSTM", "nn.LSTM with TF32"}
+        assert set(times.values()) == {1e6 / 4}
 
 
 def test_figures_stay_when_a_later_row_fails(tmp_path, monkeypatch):

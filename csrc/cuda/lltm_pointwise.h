@@ -10,13 +10,19 @@
 // Compiles for the host too, where tests run it.
 namespace lltm {
 
-// gates: of the unit, state_size apart. They hold the pre-activations, and take
-// the activated gates if write_gates.
+// gates: of the unit, state_size apart. They hold the pre-activations, but for
+// added if it is not null. They take the activated gates if write_gates.
 template <bool write_gates, typename scalar_t, typename opmath_t>
-LLTM_INLINE CellForward<opmath_t>
-unit_forward(scalar_t* gates, int64_t state_size, opmath_t old_cell) {
-  const auto out = cell_forward<opmath_t>(
-      gates[0], gates[state_size], gates[2 * state_size], old_cell);
+LLTM_INLINE CellForward<opmath_t> unit_forward(
+    scalar_t* gates,
+    const opmath_t* added,
+    int64_t state_size,
+    opmath_t old_cell) {
+  const auto sum = [&](int64_t gate) {
+    const opmath_t product = gates[gate * state_size];
+    return added == nullptr ? product : product + added[gate * state_size];
+  };
+  const auto out = cell_forward<opmath_t>(sum(0), sum(1), sum(2), old_cell);
   if constexpr (write_gates) {
     gates[0] = out.input_gate;
     gates[state_size] = out.output_gate;
@@ -59,9 +65,12 @@ struct ForwardUnit {
 
   LLTM_INLINE void operator()(int64_t row, int64_t i) const {
     const int64_t unit = row * state_size + i;
-    const at::opmath_type<scalar_t> cell = old_cell[unit];
+    using opmath_t = at::opmath_type<scalar_t>;
     const auto out = unit_forward<write_gates>(
-        gates + row * 3 * state_size + i, state_size, cell);
+        gates + row * 3 * state_size + i,
+        static_cast<const opmath_t*>(nullptr),
+        state_size,
+        opmath_t(old_cell[unit]));
     new_h[unit] = out.new_h;
     new_cell[unit] = out.new_cell;
   }
@@ -110,7 +119,8 @@ struct SequenceForwardUnit {
 
   int64_t state_size;
   int64_t rows;
-  scalar_t* gates;
+  scalar_t* gates;                 // the products with input, plus bias
+  const opmath_t* products_with_h; // not rounded before they become gates
   scalar_t* output;
   scalar_t* cells;
   scalar_t* h;
@@ -120,8 +130,9 @@ struct SequenceForwardUnit {
   LLTM_INLINE void operator()(int64_t row, int64_t i) const {
     const int64_t unit = row * state_size + i;
     if (row < rows) {
+      const int64_t gate = row * 3 * state_size + i;
       const auto out = unit_forward<write_gates>(
-          gates + row * 3 * state_size + i, state_size, cell[unit]);
+          gates + gate, products_with_h + gate, state_size, cell[unit]);
       output[unit] = out.new_h;
       cells[unit] = out.new_cell;
       h[unit] = out.new_h;

@@ -109,8 +109,9 @@ struct Arguments {
     return weights[gate_unit * weights_strides[0] + unit * weights_strides[1]];
   }
 
-  LLTM_INLINE bool is_reset(int64_t row) const {
-    return resets != nullptr && resets[row] != 0;
+  // Any byte but 0 is a reset.
+  LLTM_INLINE uint8_t reset(int64_t row) const {
+    return resets == nullptr ? 0 : resets[row];
   }
 };
 
@@ -148,6 +149,16 @@ struct Part : Lane {
     unit = first_unit + unit_of_block;
   }
 
+  // Of so many blocks of columns, those of this warp.
+  LLTM_INLINE int column_blocks(int all) const {
+    return (all - warp + kWarps - 1) / kWarps;
+  }
+
+  // Of the first 16 bytes that a lane reads of a row.
+  LLTM_INLINE int first_column() const {
+    return kColumns * warp + 8 * quad;
+  }
+
   // All rows here are rows of the batch.
   LLTM_INLINE int row_of_lane(int tile) const {
     return first_row + tile * kTileRows + group;
@@ -168,13 +179,21 @@ struct Part : Lane {
   // The sum over all warps for element i of those that the thread owns.
   LLTM_INLINE float total(const float* sums, int i, int results, int result)
       const {
-    float total = 0;
+    float of_warp[kWarps];
 #pragma unroll
     for (int from = 0; from < kWarps; ++from) {
       const int at = sums_at(first_tile + 2 * i, from, results, result);
-      total += sums[at + unit_of_block * kSumStride + row_of_tile];
+      of_warp[from] = sums[at + unit_of_block * kSumStride + row_of_tile];
     }
-    return total;
+    // In pairs, which makes a shorter chain.
+#pragma unroll
+    for (int half = kWarps / 2; half > 0; half /= 2) {
+#pragma unroll
+      for (int j = 0; j < half; ++j) {
+        of_warp[j] += of_warp[j + half];
+      }
+    }
+    return of_warp[0];
   }
 };
 
@@ -205,55 +224,110 @@ LLTM_INLINE bool has_arrived(const Words& words) {
       words.word[2] != kSentinel && words.word[3] != kSentinel;
 }
 
-// Reads what a lane needs of a row, from blocks of columns first,
-// first + kWarps and so on. Words beyond end are zero, and all are if row is
-// null. If waits is true, it reads until all words have arrived.
-template <typename scalar_t, typename Machine>
-LLTM_INLINE void gather(
-    const Machine& machine,
-    Words (&words)[kColumnBlocks],
-    const scalar_t* row,
-    int first,
-    int end,
-    bool waits) {
-  const auto load = [&](int i) {
-    return machine.load_relaxed(
-        reinterpret_cast<const Words*>(row + kColumns * (first + i * kWarps)));
-  };
-#pragma unroll
-  for (int i = 0; i < kColumnBlocks; ++i) {
-    const bool exists = row != nullptr && first + i * kWarps < end;
-    words[i] = exists ? load(i) : Words{};
-  }
-  for (int64_t turn = 0; waits; ++turn) {
-    bool all = true;
+// What a lane reads of a row that other blocks may still be writing: 16 bytes
+// of every block of columns of its warp.
+template <typename scalar_t>
+struct Source {
+  const scalar_t* from; // the first of them, or null: zeros
+  bool waits;           // until all have arrived
+  uint8_t reset;        // if not 0, zeros take the place of what arrives
+};
+
+// Up to kColumnBlocks of the blocks of columns of a warp.
+class Gathered {
+ public:
+  // Begins to read blocks first to first + kColumnBlocks, below count.
+  template <typename scalar_t, typename Machine>
+  LLTM_INLINE void begin(
+      const Machine& machine,
+      const Source<scalar_t>& source,
+      int first,
+      int count) {
+    count_ = count - first;
 #pragma unroll
     for (int i = 0; i < kColumnBlocks; ++i) {
-      if (!has_arrived(words[i])) {
-        all = false;
-        words[i] = load(i);
+      const bool exists = source.from != nullptr && i < count_;
+      words_[i] = exists ? load(machine, source, first + i) : Words{};
+    }
+  }
+
+  template <typename scalar_t, typename Machine>
+  LLTM_INLINE void
+  finish(const Machine& machine, const Source<scalar_t>& source, int first) {
+    for (int64_t turn = 0; source.waits; ++turn) {
+      bool all = true;
+#pragma unroll
+      for (int i = 0; i < kColumnBlocks; ++i) {
+        if (!has_arrived(words_[i])) {
+          all = false;
+          words_[i] = load(machine, source, first + i);
+        }
+      }
+      if (all) {
+        break;
+      }
+      machine.pause(turn);
+    }
+#pragma unroll
+    for (auto& words : words_) {
+      words = source.reset != 0 ? Words{} : words;
+    }
+    machine.sync_warp(); // mma needs all lanes
+  }
+
+  // products[half][result] += the halves of weights[i][result] @ block i, for
+  // all that there are: two chains, each half as long.
+  template <typename scalar_t, int results, typename Machine>
+  LLTM_INLINE void multiply(
+      const Machine& machine,
+      const uint32_t (&weights)[kColumnBlocks][results][2][4],
+      float (&products)[2][results][4]) const {
+#pragma unroll
+    for (int i = 0; i < kColumnBlocks; ++i) {
+      if (i < count_) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+#pragma unroll
+          for (int result = 0; result < results; ++result) {
+            machine.template mma<scalar_t>(
+                products[half][result],
+                weights[i][result][half],
+                words_[i].word[2 * half],
+                words_[i].word[2 * half + 1]);
+          }
+        }
       }
     }
-    if (all) {
-      break;
-    }
-    machine.pause(turn);
   }
-  machine.sync_warp(); // mma needs all lanes
-}
+
+ private:
+  template <typename scalar_t, typename Machine>
+  LLTM_INLINE static Words
+  load(const Machine& machine, const Source<scalar_t>& source, int i) {
+    return machine.load_relaxed(
+        reinterpret_cast<const Words*>(source.from + i * kWarps * kColumns));
+  }
+
+  Words words_[kColumnBlocks];
+  int count_; // the same in all lanes of a warp
+};
 
 struct alignas(8) TwoSums {
   float sum[2];
 };
 
-// sums: [16 units, kSumStride], of one warp.
-LLTM_INLINE void
-store_sums(float* sums, const Lane& lane, const float (&products)[4]) {
+// sums: [16 units, kSumStride], of one warp, whose products are in two parts.
+LLTM_INLINE void store_sums(
+    float* sums,
+    const Lane& lane,
+    const float (&products)[4],
+    const float (&others)[4]) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     float* const to = sums + (lane.group + 8 * half) * kSumStride;
+    const int i = 2 * half;
     *reinterpret_cast<TwoSums*>(to + 2 * lane.quad) = {
-        products[2 * half], products[2 * half + 1]};
+        products[i] + others[i], products[i + 1] + others[i + 1]};
   }
 }
 
@@ -291,137 +365,199 @@ struct Forward : Arguments<scalar_t> {
 template <int tiles>
 constexpr int kForwardSums = tiles * kWarps * 3 * kUnits * kSumStride;
 
+// A block's part of the forward recurrence. What does not need h is done while
+// the other blocks compute theirs: addresses, and loads from memory.
+template <int tiles, typename scalar_t, typename Machine>
+class ForwardBlock {
+ public:
+  LLTM_INLINE ForwardBlock(
+      const Machine& machine,
+      const Forward<scalar_t>& args)
+      : machine_(machine),
+        args_(args),
+        part_(machine.block(), machine.thread(), args.state_size),
+        column_blocks_(part_.column_blocks(args.state_size / kColumns)) {
+    load_weights_for_h();
+  }
+
+  // sums: two times kForwardSums, as a step may begin while the last is summed.
+  LLTM_INLINE void run(float* sums) {
+#pragma unroll
+    for (int i = 0; i < part_.kOwned; ++i) {
+      if (part_.owned_row(i) < args_.sequence.batch) {
+        cell_[i] = args_.cell[at(0, i)];
+      }
+    }
+    prepare(args_.first, args_.row_before);
+    for (int32_t turn = 0; turn < args_.count; ++turn) {
+      float* const own = sums + turn % 2 * kForwardSums<tiles>;
+      multiply(own);
+      machine_.sync_block();
+      CellForward<float> out[part_.kOwned];
+#pragma unroll
+      for (int i = 0; i < part_.kOwned; ++i) {
+        out[i] = compute(own, i);
+      }
+#pragma unroll
+      for (int i = 0; i < part_.kOwned; ++i) {
+        if (part_.owned_row(i) < step_.rows) {
+          store(out[i], i);
+        }
+      }
+      if (turn + 1 < args_.count) {
+        const auto row_before = step_.first_row;
+        prepare(
+            args_.sequence.reverse ? step_.before(args_.sequence)
+                                   : step_.after(args_.sequence),
+            row_before);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < part_.kOwned; ++i) {
+      if (part_.owned_row(i) < args_.sequence.batch) {
+        args_.cell[at(0, i)] = cell_[i];
+      }
+    }
+  }
+
+ private:
+  LLTM_INLINE void load_weights_for_h() {
+#pragma unroll
+    for (int i = 0; i < kColumnBlocks; ++i) {
+      if (i < column_blocks_) {
+#pragma unroll
+        for (int gate = 0; gate < 3; ++gate) {
+          load_weights(weights_[i][gate], part_, [&](int row, int column) {
+            return args_.weight(
+                gate * args_.state_size + part_.first_unit + row,
+                kColumns * (part_.warp + i * kWarps) + column);
+          });
+        }
+      }
+    }
+  }
+
+  // The place of owned element i in a tensor of states, of which the rows
+  // begin at first_row.
+  LLTM_INLINE int64_t at(int64_t first_row, int i) const {
+    return (first_row + part_.owned_row(i)) * args_.state_size + part_.unit;
+  }
+
+  LLTM_INLINE scalar_t* gates_of(int i) const {
+    const auto row = step_.first_row - args_.gates_row + part_.owned_row(i);
+    return args_.gates + row * 3 * args_.state_size + part_.unit;
+  }
+
+  // step runs next.
+  LLTM_INLINE void prepare(Cursor step, int64_t row_before) {
+    step_ = step;
+#pragma unroll
+    for (int tile = 0; tile < tiles; ++tile) {
+      sources_[tile] = source_of(part_.row_of_lane(tile), row_before);
+    }
+  }
+
+  LLTM_INLINE Source<scalar_t> source_of(int row, int64_t row_before) const {
+    if (row >= step_.rows) {
+      return {nullptr, false, 0};
+    }
+    const bool waits = args_.sequence.reverse
+        ? step_.step < args_.sequence.length(row) - 1
+        : step_.step > 0;
+    const scalar_t* const from = waits
+        ? args_.output + (row_before + row) * args_.state_size
+        : args_.h0 + int64_t(row) * args_.state_size;
+    return {
+        from + part_.first_column(), waits, args_.reset(step_.first_row + row)};
+  }
+
+  LLTM_INLINE void load_products() {
+#pragma unroll
+    for (int i = 0; i < part_.kOwned; ++i) {
+      if (part_.owned_row(i) < step_.rows) {
+        if (part_.unit_of_block == 0) {
+          machine_.prefetch(args_.output + at(step_.first_row, i));
+        }
+        resets_[i] = args_.reset(step_.first_row + part_.owned_row(i));
+#pragma unroll
+        for (int gate = 0; gate < 3; ++gate) {
+          products_[i][gate] = gates_of(i)[gate * args_.state_size];
+        }
+      }
+    }
+  }
+
+  // Adds up the products with h of this warp's columns.
+  LLTM_INLINE void multiply(float* sums) {
+    Gathered gathered[2];
+    gathered[0].begin(machine_, sources_[0], 0, column_blocks_);
+    load_products();
+#pragma unroll
+    for (int tile = 0; tile < tiles; ++tile) {
+      gathered[tile % 2].finish(machine_, sources_[tile], 0);
+      if (tile + 1 < tiles) {
+        gathered[(tile + 1) % 2].begin(
+            machine_, sources_[tile + 1], 0, column_blocks_);
+      }
+      float products[2][3][4] = {};
+      gathered[tile % 2].template multiply<scalar_t>(
+          machine_, weights_, products);
+#pragma unroll
+      for (int gate = 0; gate < 3; ++gate) {
+        const int at = part_.sums_at(tile, part_.warp, 3, gate);
+        store_sums(sums + at, part_, products[0][gate], products[1][gate]);
+      }
+    }
+  }
+
+  LLTM_INLINE CellForward<float> compute(const float* sums, int i) {
+    CellForward<float> out{};
+    scalar_t* to = nullptr;
+    if (part_.owned_row(i) < step_.rows) {
+      float sum[3];
+#pragma unroll
+      for (int gate = 0; gate < 3; ++gate) {
+        sum[gate] = part_.total(sums, i, 3, gate) + products_[i][gate];
+      }
+      const float old_cell = resets_[i] != 0 ? 0 : cell_[i];
+      out = cell_forward<float>(sum[0], sum[1], sum[2], old_cell);
+      cell_[i] = out.new_cell;
+      to = args_.output + at(step_.first_row, i);
+    }
+    publish(machine_, to, out.new_h);
+    return out;
+  }
+
+  LLTM_INLINE void store(const CellForward<float>& out, int i) const {
+    args_.cells[at(step_.first_row, i)] = static_cast<scalar_t>(out.new_cell);
+    if (args_.write_gates) {
+      scalar_t* const gates = gates_of(i);
+      gates[0] = static_cast<scalar_t>(out.input_gate);
+      gates[args_.state_size] = static_cast<scalar_t>(out.output_gate);
+      gates[2 * args_.state_size] = static_cast<scalar_t>(out.candidate);
+    }
+  }
+
+  const Machine& machine_;
+  const Forward<scalar_t>& args_;
+  const Part<tiles> part_;
+  const int column_blocks_;
+  uint32_t weights_[kColumnBlocks][3][2][4] = {};
+  float cell_[Part<tiles>::kOwned] = {};
+  // Of the step that runs next.
+  Cursor step_;
+  Source<scalar_t> sources_[tiles];
+  scalar_t products_[Part<tiles>::kOwned][3] = {};
+  uint8_t resets_[Part<tiles>::kOwned] = {};
+};
+
 // shared: two times kForwardSums, as a step may begin while the last is summed.
 template <int tiles, typename scalar_t, typename Machine>
 LLTM_INLINE void run_forward(
     const Machine& machine,
     const Forward<scalar_t>& args,
     float* shared) {
-  const auto& sequence = args.sequence;
-  const auto state_size = args.state_size;
-  const int column_blocks = state_size / kColumns;
-  const Part<tiles> part(machine.block(), machine.thread(), state_size);
-  uint32_t weights[kColumnBlocks][3][2][4] = {};
-#pragma unroll
-  for (int i = 0; i < kColumnBlocks; ++i) {
-    const int block = part.warp + i * kWarps;
-    if (block < column_blocks) {
-#pragma unroll
-      for (int gate = 0; gate < 3; ++gate) {
-        load_weights(weights[i][gate], part, [&](int row, int column) {
-          return args.weight(
-              gate * state_size + part.first_unit + row,
-              kColumns * block + column);
-        });
-      }
-    }
-  }
-  float cell[part.kOwned] = {};
-#pragma unroll
-  for (int i = 0; i < part.kOwned; ++i) {
-    if (part.owned_row(i) < sequence.batch) {
-      cell[i] = args.cell[int64_t(part.owned_row(i)) * state_size + part.unit];
-    }
-  }
-  Cursor cursor = args.first;
-  int64_t row_before = args.row_before;
-  for (int32_t turn = 0; turn < args.count; ++turn) {
-    const auto gates_of = [&](int i) {
-      const auto row = cursor.first_row - args.gates_row + part.owned_row(i);
-      return args.gates + row * 3 * state_size + part.unit;
-    };
-    scalar_t products[part.kOwned][3];
-#pragma unroll
-    for (int i = 0; i < part.kOwned; ++i) {
-#pragma unroll
-      for (int gate = 0; gate < 3; ++gate) {
-        if (part.owned_row(i) < cursor.rows) {
-          products[i][gate] = gates_of(i)[gate * state_size];
-        }
-      }
-    }
-    float* const sums = shared + turn % 2 * kForwardSums<tiles>;
-#pragma unroll 1
-    for (int tile = 0; tile < tiles; ++tile) {
-      const auto own = part.row_of_lane(tile);
-      const scalar_t* from = nullptr;
-      bool waits = false;
-      bool is_reset = false;
-      if (own < cursor.rows) {
-        waits = sequence.reverse ? cursor.step < sequence.length(own) - 1
-                                 : cursor.step > 0;
-        from = waits ? args.output + (row_before + own) * state_size
-                     : args.h0 + int64_t(own) * state_size;
-        from += 8 * part.quad;
-        is_reset = args.is_reset(cursor.first_row + own);
-      }
-      Words words[kColumnBlocks];
-      gather(machine, words, from, part.warp, column_blocks, waits);
-#pragma unroll
-      for (auto& each : words) {
-        each = is_reset ? Words{} : each;
-      }
-      float products_with_h[3][4] = {};
-#pragma unroll
-      for (int i = 0; i < kColumnBlocks; ++i) {
-        if (part.warp + i * kWarps < column_blocks) {
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-#pragma unroll
-            for (int gate = 0; gate < 3; ++gate) {
-              machine.template mma<scalar_t>(
-                  products_with_h[gate],
-                  weights[i][gate][half],
-                  words[i].word[2 * half],
-                  words[i].word[2 * half + 1]);
-            }
-          }
-        }
-      }
-#pragma unroll
-      for (int gate = 0; gate < 3; ++gate) {
-        const int at = part.sums_at(tile, part.warp, 3, gate);
-        store_sums(sums + at, part, products_with_h[gate]);
-      }
-    }
-    machine.sync_block();
-#pragma unroll
-    for (int i = 0; i < part.kOwned; ++i) {
-      scalar_t* to = nullptr;
-      float new_h = 0;
-      if (part.owned_row(i) < cursor.rows) {
-        const auto row = cursor.first_row + part.owned_row(i);
-        scalar_t* const gates = gates_of(i);
-        float sum[3];
-#pragma unroll
-        for (int gate = 0; gate < 3; ++gate) {
-          sum[gate] = part.total(sums, i, 3, gate) + products[i][gate];
-        }
-        const float old_cell = args.is_reset(row) ? 0 : cell[i];
-        const auto out = cell_forward<float>(sum[0], sum[1], sum[2], old_cell);
-        cell[i] = out.new_cell;
-        new_h = out.new_h;
-        to = args.output + row * state_size + part.unit;
-        args.cells[row * state_size + part.unit] =
-            static_cast<scalar_t>(cell[i]);
-        if (args.write_gates) {
-          gates[0] = static_cast<scalar_t>(out.input_gate);
-          gates[state_size] = static_cast<scalar_t>(out.output_gate);
-          gates[2 * state_size] = static_cast<scalar_t>(out.candidate);
-        }
-      }
-      publish(machine, to, new_h);
-    }
-    row_before = cursor.first_row;
-    cursor =
-        sequence.reverse ? cursor.before(sequence) : cursor.after(sequence);
-  }
-#pragma unroll
-  for (int i = 0; i < part.kOwned; ++i) {
-    if (part.owned_row(i) < sequence.batch) {
-      args.cell[int64_t(part.owned_row(i)) * state_size + part.unit] = cell[i];
-    }
-  }
+  ForwardBlock<tiles, scalar_t, Machine>(machine, args).run(shared);
 }
 
 template <typename scalar_t>
@@ -440,134 +576,186 @@ struct Backward : Arguments<scalar_t> {
 template <int tiles>
 constexpr int kBackwardSums = tiles * kWarps * kUnits * kSumStride;
 
-// From the step that ran last to the first, and once more for the gradients of
-// the initial state.
+// A block's part of the backward recurrence: from the step that ran last to the
+// first, and once more for the gradients of the initial state.
+template <int tiles, typename scalar_t, typename Machine>
+class BackwardBlock {
+ public:
+  LLTM_INLINE
+  BackwardBlock(const Machine& machine, const Backward<scalar_t>& args)
+      : machine_(machine),
+        args_(args),
+        part_(machine.block(), machine.thread(), args.state_size),
+        column_blocks_(part_.column_blocks(3 * args.state_size / kColumns)) {
+    load_transposed_weights();
+  }
+
+  // sums: two times kBackwardSums.
+  LLTM_INLINE void run(float* sums) {
+    prepare(args_.last, {0, 0, 0});
+    for (int32_t turn = 0; turn <= args_.sequence.steps; ++turn) {
+      float* const own = sums + turn % 2 * kBackwardSums<tiles>;
+      multiply(own);
+      machine_.sync_block();
+#pragma unroll
+      for (int i = 0; i < part_.kOwned; ++i) {
+        compute(own, i);
+      }
+      Cursor next{0, 0, 0}; // the additional turn has no rows
+      if (turn + 1 < args_.sequence.steps) {
+        next = args_.sequence.reverse ? step_.after(args_.sequence)
+                                      : step_.before(args_.sequence);
+      }
+      prepare(next, step_);
+    }
+  }
+
+ private:
+  struct Saved {
+    scalar_t input_gate, output_gate, candidate, cell, grad_h, grad_cell;
+  };
+
+  // Their columns are those of all three gates.
+  LLTM_INLINE void load_transposed_weights() {
+#pragma unroll
+    for (int third = 0; third < 3; ++third) {
+#pragma unroll
+      for (int i = 0; i < kColumnBlocks; ++i) {
+        const int block = third * kColumnBlocks + i;
+        if (block < column_blocks_) {
+          load_weights(weights_[third][i][0], part_, [&](int row, int column) {
+            return args_.weight(
+                kColumns * (part_.warp + block * kWarps) + column,
+                part_.first_unit + row);
+          });
+        }
+      }
+    }
+  }
+
+  // step runs next, and waits for the d_gates of the one that ran after it.
+  LLTM_INLINE void prepare(Cursor step, Cursor after) {
+    step_ = step;
+    after_ = after;
+#pragma unroll
+    for (int tile = 0; tile < tiles; ++tile) {
+      const auto row = part_.row_of_lane(tile);
+      const bool ran = row < after.rows;
+      const scalar_t* const from = args_.d_gates +
+          (after.first_row + row) * 3 * args_.state_size + part_.first_column();
+      sources_[tile] = {ran ? from : nullptr, ran, 0};
+    }
+  }
+
+  LLTM_INLINE void load_saved() {
+#pragma unroll
+    for (int i = 0; i < part_.kOwned; ++i) {
+      const auto own = part_.owned_row(i);
+      resets_after_[i] =
+          own < after_.rows ? args_.reset(after_.first_row + own) : 0;
+      if (own < step_.rows) {
+        const auto row = step_.first_row + own;
+        const auto at = row * args_.state_size + part_.unit;
+        const auto gates_at = row * 3 * args_.state_size + part_.unit;
+        const scalar_t* const gates = args_.gates + gates_at;
+        saved_[i] = {
+            gates[0],
+            gates[args_.state_size],
+            gates[2 * args_.state_size],
+            args_.cells[at],
+            args_.grad_output[at],
+            args_.grad_cells[at]};
+#pragma unroll
+        for (int gate = 0; gate < 3 && part_.unit_of_block == 0; ++gate) {
+          machine_.prefetch(args_.d_gates + gates_at + gate * args_.state_size);
+        }
+      }
+    }
+  }
+
+  // Adds up the products with d_gates of this warp's columns.
+  LLTM_INLINE void multiply(float* sums) {
+    Gathered gathered[2];
+    gathered[0].begin(machine_, sources_[0], 0, column_blocks_);
+    load_saved();
+#pragma unroll
+    for (int tile = 0; tile < tiles; ++tile) {
+      float products[2][1][4] = {};
+#pragma unroll
+      for (int third = 0; third < 3; ++third) {
+        const int turn = 3 * tile + third;
+        gathered[turn % 2].finish(
+            machine_, sources_[tile], third * kColumnBlocks);
+        const int next = (third + 1) % 3;
+        if (turn + 1 < 3 * tiles) {
+          gathered[(turn + 1) % 2].begin(
+              machine_,
+              sources_[(turn + 1) / 3],
+              next * kColumnBlocks,
+              column_blocks_);
+        }
+        gathered[turn % 2].template multiply<scalar_t>(
+            machine_, weights_[third], products);
+      }
+      const int at = part_.sums_at(tile, part_.warp, 1, 0);
+      store_sums(sums + at, part_, products[0][0], products[1][0]);
+    }
+  }
+
+  LLTM_INLINE void compute(const float* sums, int i) {
+    const auto own = part_.owned_row(i);
+    // Not by zeros in the product: weights may be infinite.
+    const bool carries = own < after_.rows && resets_after_[i] == 0;
+    const float d_h = carries ? part_.total(sums, i, 1, 0) : 0;
+    d_cell_[i] = carries ? d_cell_[i] : 0;
+    scalar_t* to = nullptr;
+    CellBackward<float> out{};
+    if (own < step_.rows) {
+      to = args_.d_gates + (step_.first_row + own) * 3 * args_.state_size +
+          part_.unit;
+      const auto& saved = saved_[i];
+      out = cell_backward<float>(
+          d_h + saved.grad_h,
+          d_cell_[i] + saved.grad_cell,
+          saved.cell,
+          saved.input_gate,
+          saved.output_gate,
+          saved.candidate);
+      d_cell_[i] = out.d_old_cell;
+    } else if (own < after_.rows) {
+      const auto at = int64_t(own) * args_.state_size + part_.unit;
+      args_.d_h0[at] = static_cast<scalar_t>(d_h);
+      args_.d_c0[at] = static_cast<scalar_t>(d_cell_[i]);
+    }
+    const float d_gates[] = {
+        out.d_input_gate, out.d_output_gate, out.d_candidate};
+#pragma unroll
+    for (int gate = 0; gate < 3; ++gate) {
+      publish(machine_, to, d_gates[gate]);
+      to = to == nullptr ? nullptr : to + args_.state_size;
+    }
+  }
+
+  const Machine& machine_;
+  const Backward<scalar_t>& args_;
+  const Part<tiles> part_;
+  const int column_blocks_;
+  uint32_t weights_[3][kColumnBlocks][1][2][4] = {};
+  float d_cell_[Part<tiles>::kOwned] = {};
+  // Of the step that runs next.
+  Cursor step_;
+  Cursor after_;
+  Source<scalar_t> sources_[tiles];
+  uint8_t resets_after_[Part<tiles>::kOwned] = {};
+  Saved saved_[Part<tiles>::kOwned] = {};
+};
+
 template <int tiles, typename scalar_t, typename Machine>
 LLTM_INLINE void run_backward(
     const Machine& machine,
     const Backward<scalar_t>& args,
     float* shared) {
-  const auto& sequence = args.sequence;
-  const auto state_size = args.state_size;
-  // The columns of the transposed weights are those of all three gates.
-  const int column_blocks = 3 * state_size / kColumns;
-  const Part<tiles> part(machine.block(), machine.thread(), state_size);
-  uint32_t weights[3][kColumnBlocks][2][4] = {};
-#pragma unroll
-  for (int third = 0; third < 3; ++third) {
-#pragma unroll
-    for (int i = 0; i < kColumnBlocks; ++i) {
-      const int block = part.warp + (third * kColumnBlocks + i) * kWarps;
-      if (block < column_blocks) {
-        load_weights(weights[third][i], part, [&](int row, int column) {
-          return args.weight(kColumns * block + column, part.first_unit + row);
-        });
-      }
-    }
-  }
-  float d_cell[part.kOwned] = {};
-  Cursor cursor = args.last;
-  int64_t row_after = 0;
-  int32_t rows_after = 0;
-  for (int32_t turn = 0; turn <= sequence.steps; ++turn) {
-    // The additional turn has no rows.
-    const int32_t rows = turn < sequence.steps ? cursor.rows : 0;
-    struct Saved {
-      scalar_t input_gate, output_gate, candidate, cell, grad_h, grad_cell;
-    } saved[part.kOwned];
-    bool carries[part.kOwned]; // gradients, from the step after
-#pragma unroll
-    for (int i = 0; i < part.kOwned; ++i) {
-      const auto own = part.owned_row(i);
-      carries[i] = own < rows_after && !args.is_reset(row_after + own);
-      if (own < rows) {
-        const auto row = cursor.first_row + own;
-        const auto at = row * state_size + part.unit;
-        const scalar_t* const gates =
-            args.gates + row * 3 * state_size + part.unit;
-        saved[i] = {
-            gates[0],
-            gates[state_size],
-            gates[2 * state_size],
-            args.cells[at],
-            args.grad_output[at],
-            args.grad_cells[at]};
-      }
-    }
-    float* const sums = shared + turn % 2 * kBackwardSums<tiles>;
-#pragma unroll 1
-    for (int tile = 0; tile < tiles; ++tile) {
-      const auto own = part.row_of_lane(tile);
-      const bool ran = own < rows_after;
-      const scalar_t* const from = ran
-          ? args.d_gates + (row_after + own) * 3 * state_size + 8 * part.quad
-          : nullptr;
-      float products[2][4] = {};
-#pragma unroll
-      for (int third = 0; third < 3; ++third) {
-        const int first = part.warp + third * kColumnBlocks * kWarps;
-        Words words[kColumnBlocks];
-        gather(machine, words, from, first, column_blocks, ran);
-#pragma unroll
-        for (int i = 0; i < kColumnBlocks; ++i) {
-          if (first + i * kWarps < column_blocks) {
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-              machine.template mma<scalar_t>(
-                  products[half],
-                  weights[third][i][half],
-                  words[i].word[2 * half],
-                  words[i].word[2 * half + 1]);
-            }
-          }
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        products[0][i] += products[1][i];
-      }
-      const int at = part.sums_at(tile, part.warp, 1, 0);
-      store_sums(sums + at, part, products[0]);
-    }
-    machine.sync_block();
-#pragma unroll
-    for (int i = 0; i < part.kOwned; ++i) {
-      const auto own = part.owned_row(i);
-      // Not by zeros in the product: weights may be infinite.
-      const float d_h = carries[i] ? part.total(sums, i, 1, 0) : 0;
-      d_cell[i] = carries[i] ? d_cell[i] : 0;
-      scalar_t* to = nullptr;
-      CellBackward<float> out{};
-      if (own < rows) {
-        to = args.d_gates + (cursor.first_row + own) * 3 * state_size +
-            part.unit;
-        const auto& step = saved[i];
-        out = cell_backward<float>(
-            d_h + step.grad_h,
-            d_cell[i] + step.grad_cell,
-            step.cell,
-            step.input_gate,
-            step.output_gate,
-            step.candidate);
-        d_cell[i] = out.d_old_cell;
-      } else if (own < rows_after) {
-        const auto at = int64_t(own) * state_size + part.unit;
-        args.d_h0[at] = static_cast<scalar_t>(d_h);
-        args.d_c0[at] = static_cast<scalar_t>(d_cell[i]);
-      }
-      const float d_gates[] = {
-          out.d_input_gate, out.d_output_gate, out.d_candidate};
-#pragma unroll
-      for (int gate = 0; gate < 3; ++gate) {
-        publish(machine, to, d_gates[gate]);
-        to = to == nullptr ? nullptr : to + state_size;
-      }
-    }
-    row_after = cursor.first_row;
-    rows_after = rows;
-    cursor =
-        sequence.reverse ? cursor.after(sequence) : cursor.before(sequence);
-  }
+  BackwardBlock<tiles, scalar_t, Machine>(machine, args).run(shared);
 }
 
 } // namespace lltm::recurrence

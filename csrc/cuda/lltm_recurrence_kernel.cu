@@ -75,14 +75,14 @@ int64_t resident_blocks(const Kernel& kernel) {
 } // namespace
 
 template <typename Args>
-bool launch(const Args& args, cudaStream_t stream) {
+bool launch(const Args& args, cudaStream_t stream, int least_tiles) {
   // The fewer tiles a block takes, the more blocks work.
   const Kernel kernels[] = {
       kernel_of<1>(args), kernel_of<2>(args), kernel_of<4>(args)};
   for (const auto& kernel : kernels) {
     const auto blocks =
         grid_blocks(args.sequence.batch, args.state_size, kernel.tiles);
-    if (blocks > resident_blocks(kernel)) {
+    if (kernel.tiles < least_tiles || blocks > resident_blocks(kernel)) {
       continue;
     }
     void* arguments[] = {const_cast<Args*>(&args)};
@@ -101,9 +101,9 @@ bool launch(const Args& args, cudaStream_t stream) {
   return false;
 }
 
-template bool launch(const Forward<c10::Half>&, cudaStream_t);
-template bool launch(const Forward<c10::BFloat16>&, cudaStream_t);
-template bool launch(const Backward<c10::Half>&, cudaStream_t);
-template bool launch(const Backward<c10::BFloat16>&, cudaStream_t);
+template bool launch(const Forward<c10::Half>&, cudaStream_t, int);
+template bool launch(const Forward<c10::BFloat16>&, cudaStream_t, int);
+template bool launch(const Backward<c10::Half>&, cudaStream_t, int);
+template bool launch(const Backward<c10::BFloat16>&, cudaStream_t, int);
 
 } // namespace lltm::recurrence

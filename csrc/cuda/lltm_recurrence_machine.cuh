@@ -32,7 +32,7 @@ struct GpuMachine {
   // LLTM_BOUND_WAITS, end a hang.
   __device__ void pause([[maybe_unused]] int64_t turn) const {
 #if defined(__CUDACC_DEBUG__) || defined(LLTM_BOUND_WAITS)
-    if (turn > int64_t(1) << 26) {
+    if (turn > int64_t(1) << 22) {
       __trap();
     }
 #endif
@@ -53,6 +53,11 @@ struct GpuMachine {
                  : "l"(from)
                  : "memory");
     return words;
+  }
+
+  // Into the cache that all read, where the first look would go to memory.
+  __device__ void prefetch(const void* line) const {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
   }
 
   __device__ void store_relaxed(uint32_t* to, uint32_t value) const {

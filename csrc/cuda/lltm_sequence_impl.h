@@ -32,8 +32,8 @@
 //                                   does not fit or was refused.
 //
 // So tests run all of this on the host. One GEMM makes the products with input
-// of many steps. Then the recurrence does the rest; or else each step adds its
-// products with h, by one GEMM, and computes its gates in one kernel.
+// of many steps. Then the recurrence does the rest; or else each step makes its
+// products with h, by one GEMM, and its gates, in one kernel.
 namespace lltm {
 
 inline at::Tensor as_rows(const at::Tensor& tensor) {
@@ -70,6 +70,10 @@ const scalar_t* const_rows(const at::Tensor& rows, const SequenceStep& step) {
   return rows.const_data_ptr<scalar_t>() + step.first_row * rows.size(1);
 }
 
+// In fewer steps, loading the weights into registers costs as much as the
+// recurrence saves (an H100, 256 and 1024 units).
+constexpr size_t kLeastStepsOfRecurrence = 3;
+
 // Nothing if the recurrence is off, or does not take it.
 template <typename Device, typename Arguments>
 std::optional<recurrence::Sequence> recurrence_sequence(
@@ -79,6 +83,7 @@ std::optional<recurrence::Sequence> recurrence_sequence(
   const auto state_size = a.h0.size(1);
   const bool packed = a.batch_sizes.has_value();
   const bool fits = Device::recurrence_is_on() &&
+      steps.size() >= kLeastStepsOfRecurrence &&
       (a.h0.scalar_type() == at::kHalf ||
        a.h0.scalar_type() == at::kBFloat16) &&
       state_size % recurrence::kColumns == 0 && state_size > 0 &&
@@ -196,6 +201,8 @@ class ForwardSteps {
   void enter(int64_t i) {
     const auto& step = steps_[i];
     h_ = h0_.clone(at::MemoryFormat::Contiguous);
+    products_with_h_ =
+        at::empty({h_.size(0), weights_for_h_.size(0)}, cell_.options());
     if (i > 0) {
       h_.narrow(0, 0, step.carried)
           .copy_(output_.narrow(0, steps_[i - 1].first_row, step.carried));
@@ -210,7 +217,9 @@ class ForwardSteps {
   template <bool write_gates>
   void run_step(int64_t i, at::Tensor gates) {
     const auto& step = steps_[i];
-    gates.addmm_(h_.narrow(0, 0, step.rows), weights_for_h_.t());
+    auto products_with_h = products_with_h_.narrow(0, 0, step.rows);
+    Device::mm_out(
+        products_with_h, h_.narrow(0, 0, step.rows), weights_for_h_.t());
     const bool is_last = i + 1 == static_cast<int64_t>(steps_.size());
     const auto next_resets =
         resets_of(resets_, is_last ? nullptr : &steps_[i + 1]);
@@ -223,6 +232,7 @@ class ForwardSteps {
                   h_.size(1),
                   step.rows,
                   gates.mutable_data_ptr<scalar_t>(),
+                  products_with_h.const_data_ptr<at::opmath_type<scalar_t>>(),
                   mutable_rows<scalar_t>(output_, step),
                   mutable_rows<scalar_t>(cells_, step),
                   h_.mutable_data_ptr<scalar_t>(),
@@ -239,7 +249,9 @@ class ForwardSteps {
   const at::Tensor output_;
   const at::Tensor cells_;
   const at::Tensor cell_; // of the whole batch
-  at::Tensor h_;          // likewise, once steps run one by one
+  // Likewise, once steps run one by one.
+  at::Tensor h_;
+  at::Tensor products_with_h_;
   std::optional<recurrence::Sequence> sequence_;
 };
 

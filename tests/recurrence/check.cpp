@@ -114,7 +114,8 @@ Case draw(
     uint32_t seed,
     int64_t least_units,
     int64_t most_units,
-    int64_t most_blocks) {
+    int64_t most_blocks,
+    int tiles) {
   std::mt19937 random(seed);
   const auto between = [&](int64_t low, int64_t high) {
     return low + static_cast<int64_t>(random() % (high - low + 1));
@@ -124,7 +125,8 @@ Case draw(
     drawn.seed = seed;
     drawn.half = between(0, 1);
     drawn.state_size = 32 * between(least_units / 32, most_units / 32);
-    drawn.tiles = 1 << between(0, 2);
+    const int any = 1 << between(0, 2);
+    drawn.tiles = tiles > 0 ? tiles : any;
     drawn.batch = between(1, 10 * drawn.tiles);
     drawn.steps = between(1, 6);
   } while (recurrence::grid_blocks(drawn.batch, drawn.state_size, drawn.tiles) >
@@ -465,6 +467,7 @@ struct Options {
   int64_t least_units = 32;
   int64_t units = 320;
   int64_t blocks = 40;
+  int tiles = 0; // any
   backend::Plants plants;
 
   // --name=value
@@ -489,6 +492,8 @@ struct Options {
       units = number;
     } else if (name == "--blocks") {
       blocks = number;
+    } else if (name == "--tiles") {
+      tiles = static_cast<int>(number);
     } else {
       return false;
     }
@@ -500,9 +505,9 @@ int usage() {
   std::fprintf(
       stderr,
       "check [--cases=N] [--seed=S] [--least-units=L] [--units=H] [--blocks=B] "
-      "[--plant=FAULT]\n"
-      "  runs cases with seeds from S on, of L to H units and at most B "
-      "blocks\n"
+      "[--tiles=T] [--plant=FAULT]\n"
+      "  runs cases with seeds from S on, of L to H units, at most B blocks, "
+      "and T tiles of the batch in each (1, 2 or 4)\n"
       "  FAULT: %s\n",
       backend::kPlants);
   return 2;
@@ -519,8 +524,12 @@ int main(int argc, char** argv) {
   }
   for (int64_t i = 0; i < options.cases; ++i) {
     const auto seed = options.seed + static_cast<uint32_t>(i);
-    const auto drawn =
-        draw(seed, options.least_units, options.units, options.blocks);
+    const auto drawn = draw(
+        seed,
+        options.least_units,
+        options.units,
+        options.blocks,
+        options.tiles);
     try {
       if (drawn.half) {
         Run<c10::Half>(drawn, options.plants).check();

@@ -57,6 +57,8 @@ class Machine {
     return words;
   }
 
+  void prefetch(const void*) const {}
+
   void store_relaxed(uint32_t* to, uint32_t value) const {
     require(reinterpret_cast<uintptr_t>(to) % 4 == 0, "a misaligned store");
     require(

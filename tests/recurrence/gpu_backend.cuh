@@ -78,20 +78,19 @@ inline void copy_all(cudaMemcpyKind kind) {
 }
 
 template <typename Args>
-void run(const Args& args) {
+void run(const Args& args, int tiles) {
   copy_all(cudaMemcpyHostToDevice);
-  if (!lltm::recurrence::launch(args, nullptr)) {
+  if (!lltm::recurrence::launch(args, nullptr, tiles)) {
     throw std::runtime_error("the launch was refused");
   }
   require_success(cudaDeviceSynchronize());
   copy_all(cudaMemcpyDeviceToHost);
 }
 
-// The launch chooses the tiles.
 template <typename scalar_t>
 void forward(
     lltm::recurrence::Forward<scalar_t> args,
-    int,
+    int tiles,
     uint32_t,
     const Plants&) {
   to_device(args.weights);
@@ -101,13 +100,13 @@ void forward(
   to_device(args.gates);
   to_device(args.output);
   to_device(args.cells);
-  run(args);
+  run(args, tiles);
 }
 
 template <typename scalar_t>
 void backward(
     lltm::recurrence::Backward<scalar_t> args,
-    int,
+    int tiles,
     uint32_t,
     const Plants&) {
   to_device(args.weights);
@@ -119,7 +118,7 @@ void backward(
   to_device(args.d_gates);
   to_device(args.d_h0);
   to_device(args.d_c0);
-  run(args);
+  run(args, tiles);
 }
 
 } // namespace backend
