@@ -2,7 +2,9 @@
 // and of the same without their products, or without waiting for other blocks
 // (then the numbers are wrong). A program without PyTorch; prints JSON.
 
-#include "cuda/lltm_recurrence_machine.cuh"
+#include "cuda/recurrence/backward.h"
+#include "cuda/recurrence/forward.h"
+#include "cuda/recurrence/gpu_machine.cuh"
 
 #include <cuda_runtime.h>
 

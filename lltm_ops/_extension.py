@@ -77,7 +77,7 @@ def sources(cuda: bool) -> list[str]:
 
     No two may share a base name: just in time, objects are named after it alone.
     """
-    patterns = ["ops/*.cpp", "cpu/**/*.cpp"] + (["cuda/*.cu"] if cuda else [])
+    patterns = ["ops/*.cpp", "cpu/**/*.cpp"] + (["cuda/**/*.cu"] if cuda else [])
     found = [path for pattern in patterns for path in sorted(CSRC.glob(pattern))]
     return [str(path.relative_to(ROOT)) for path in found]
 

@@ -13,7 +13,7 @@ from torch.utils.cpp_extension import include_paths
 pytestmark = pytest.mark.xdist_group("recurrence")
 ROOT = Path(__file__).parent.parent
 HERE = ROOT / "tests" / "recurrence"
-KERNEL = "cuda/lltm_recurrence.h"
+HEADERS = "cuda/recurrence"
 ADDRESS = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 THREAD = ["-O1", "-g", "-fsanitize=thread"]
 
@@ -87,11 +87,11 @@ def fails(command) -> str:
 
 def mutant_of(name: str, folder: Path) -> tuple[list[str], Path]:
     old, new, flags, _ = MUTANTS[name]
-    source = (ROOT / "csrc" / KERNEL).read_text()
-    assert source.count(old) == 1
-    target = folder / KERNEL
-    target.parent.mkdir(parents=True)
-    target.write_text(source.replace(old, new))
+    sources = {file.name: file.read_text() for file in (ROOT / "csrc" / HEADERS).glob("*.h")}
+    assert sum(source.count(old) for source in sources.values()) == 1
+    (folder / HEADERS).mkdir(parents=True)
+    for file, source in sources.items():
+        (folder / HEADERS / file).write_text(source.replace(old, new))
     return flags or ["-O0"], folder
 
 

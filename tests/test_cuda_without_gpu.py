@@ -229,7 +229,7 @@ needs_cuda_build = pytest.mark.skipif(
     [
         ["benchmarks/probes.cu"],
         ["benchmarks/ablations.cu"],
-        ["tests/recurrence/check.cpp", "csrc/cuda/lltm_recurrence_kernel.cu"],
+        ["tests/recurrence/check.cpp", "csrc/cuda/recurrence/lltm_recurrence_kernel.cu"],
     ],
     ids=lambda sources: sources[0],
 )

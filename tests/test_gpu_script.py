@@ -140,6 +140,15 @@ def test_says_which_package_is_missing(gpu, monkeypatch, capsys):
     assert "expected the packages pytest not_there, but got no not_there" in said
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_times_need_no_package_of_tests(gpu, monkeypatch, capsys):
+    monkeypatch.setattr(gpu, "PACKAGES", ("not_there",))
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--parts", "times", "probes"])
+    with pytest.raises(SystemExit):
+        gpu.main()
+    assert "expected a GPU" in capsys.readouterr().err
+
+
 def test_a_report_is_written_when_time_is_over(gpu, tmp_path, monkeypatch):
     """By pytest, at SIGINT: what passed until then is known."""
     tests = tmp_path / "tests"

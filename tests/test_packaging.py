@@ -64,8 +64,7 @@ def layer(file: Path) -> int:
     """By the name of a file in csrc: what operators share, the cell, sequences, dispatch keys."""
     if file.name in ("autocast.cpp", "autograd.cpp", "meta.cpp", "vmap.cpp"):
         return 3
-    sequence = file.name.startswith(("lltm_sequence", "lltm_recurrence"))
-    return 2 if sequence else 1 if file.name.startswith("lltm") else 0
+    return 2 if file.name.startswith("lltm_sequence") else 1 if file.name.startswith("lltm") else 0
 
 
 @pytest.mark.parametrize(

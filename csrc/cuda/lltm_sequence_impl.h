@@ -1,7 +1,7 @@
 #pragma once
 
 #include "cuda/lltm_pointwise.h"
-#include "cuda/lltm_recurrence.h"
+#include "cuda/recurrence/arguments.h"
 #include "ops/checks.h"
 #include "ops/lltm_linear.h"
 #include "ops/lltm_sequence.h"

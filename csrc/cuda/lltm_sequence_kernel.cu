@@ -1,6 +1,6 @@
 #include "cuda/launch_pointwise.cuh"
-#include "cuda/lltm_recurrence_launch.h"
 #include "cuda/lltm_sequence_impl.h"
+#include "cuda/recurrence/launch.h"
 #include "ops/dispatch.h"
 
 #include <c10/cuda/CUDAException.h>

@@ -2,7 +2,7 @@
 // compiled by nvcc, on a GPU. Each step is compared with what double makes of
 // the state that the kernel itself had before it.
 
-#include "cuda/lltm_recurrence.h"
+#include "cuda/recurrence/arguments.h"
 
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>

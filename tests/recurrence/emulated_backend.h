@@ -1,5 +1,7 @@
 #pragma once
 
+#include "cuda/recurrence/backward.h"
+#include "cuda/recurrence/forward.h"
 #include "emulator.h"
 
 #include <string>

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cuda/lltm_recurrence_launch.h"
+#include "cuda/recurrence/launch.h"
 
 #include <cuda_runtime.h>
 

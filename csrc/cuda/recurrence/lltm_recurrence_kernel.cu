@@ -1,5 +1,7 @@
-#include "cuda/lltm_recurrence_launch.h"
-#include "cuda/lltm_recurrence_machine.cuh"
+#include "cuda/recurrence/backward.h"
+#include "cuda/recurrence/forward.h"
+#include "cuda/recurrence/gpu_machine.cuh"
+#include "cuda/recurrence/launch.h"
 
 #include <cstdint>
 

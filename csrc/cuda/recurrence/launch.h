@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cuda/lltm_recurrence.h"
+#include "cuda/recurrence/arguments.h"
 
 #include <cuda_runtime_api.h>
 

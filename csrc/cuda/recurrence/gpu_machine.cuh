@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cuda/lltm_recurrence.h"
+#include "cuda/recurrence/arguments.h"
 
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>

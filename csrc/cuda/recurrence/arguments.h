@@ -1,0 +1,150 @@
+#pragma once
+
+#include "ops/gate_math.h"
+
+#include <cstdint>
+
+// The recurrence of a whole sequence in one kernel, for half types.
+//
+// The blocks of the grid all run at once and stay for the whole sequence. Each
+// owns 16 hidden units, and keeps their weights in registers. The blocks pass h
+// (backward: d_gates) to one another through the result itself. The result is
+// first filled with a sentinel, and each word is written once. A thread that
+// needs a word reads it until it is not the sentinel. A conversion to a half
+// type never makes the bits of the sentinel: it turns every NaN into the same
+// NaN, whose sign or lowest bits are zero. So the data are their own flags, and
+// a step needs one barrier of the block.
+//
+// The products are those of mma.m16n8k16. The 16 rows of its result are hidden
+// units, and the 8 columns are rows of the batch. Eight warps divide the
+// columns of the weights among them and add up in shared memory.
+//
+// The kernels know the GPU only through a Machine
+// (gpu_machine.cuh), so tests run the same source on the host, in
+// an emulator.
+namespace lltm::recurrence {
+
+constexpr int kUnits = 16;   // of a block
+constexpr int kTileRows = 8; // of the batch
+constexpr int kWarps = 8;
+constexpr int kThreads = 32 * kWarps;
+// Two mma take 32 columns of the weights. A warp holds up to four such blocks
+// of columns of each gate.
+constexpr int kColumns = 32;
+constexpr int kColumnBlocks = 4;
+constexpr int kMostUnits = kWarps * kColumnBlocks * kColumns;
+// Partial sums, rows by columns of the result of mma: two more than 8, so that
+// the lanes of a warp read from different banks.
+constexpr int kSumStride = kTileRows + 2;
+// So that the arguments of a kernel stay below 4 KiB.
+constexpr int kMostPackedBatch = 896;
+constexpr uint32_t kSentinel = 0xffffffffu;
+
+// The blocks of a grid, each for 16 units and so many tiles of the batch.
+constexpr int64_t
+grid_blocks(int64_t batch, int64_t state_size, int64_t tiles) {
+  const int64_t rows = tiles * kTileRows;
+  return (batch + rows - 1) / rows * (state_size / kUnits);
+}
+
+struct alignas(16) Words {
+  uint32_t word[4];
+};
+
+// The rows of all steps lie one step after the other: [rows, ...]. Sequence b
+// runs at the steps before its length. The longest sequences come first, so
+// those that run at a step are the first rows of the batch.
+struct Sequence {
+  int32_t steps;
+  int32_t batch;
+  bool reverse;
+  bool packed;
+  int32_t lengths[kMostPackedBatch]; // only if packed
+
+  LLTM_INLINE int32_t length(int32_t sequence) const {
+    if (sequence >= batch) {
+      return 0;
+    }
+    return packed ? lengths[sequence] : steps;
+  }
+};
+
+// A step and its rows.
+struct Cursor {
+  int32_t step;
+  int32_t rows;
+  int64_t first_row;
+
+  LLTM_INLINE Cursor after(const Sequence& sequence) const {
+    Cursor next{step + 1, rows, first_row + rows};
+    while (sequence.packed && next.rows > 0 &&
+           sequence.length(next.rows - 1) <= next.step) {
+      --next.rows;
+    }
+    return next;
+  }
+
+  LLTM_INLINE Cursor before(const Sequence& sequence) const {
+    Cursor next{step - 1, rows, first_row};
+    while (sequence.packed && next.rows < sequence.batch &&
+           sequence.length(next.rows) > next.step) {
+      ++next.rows;
+    }
+    next.first_row -= next.rows;
+    return next;
+  }
+};
+
+// What both directions take: contiguous tensors, but for weights. state_size is
+// a multiple of 32, at most kMostUnits.
+template <typename scalar_t>
+struct Arguments {
+  Sequence sequence;
+  int32_t state_size;
+  const scalar_t* weights; // [3 * state_size, state_size]
+  int64_t weights_strides[2];
+  const uint8_t* resets; // [rows], or null
+
+  LLTM_INLINE scalar_t weight(int64_t gate_unit, int64_t unit) const {
+    return weights[gate_unit * weights_strides[0] + unit * weights_strides[1]];
+  }
+
+  // Any byte but 0 is a reset.
+  LLTM_INLINE uint8_t reset(int64_t row) const {
+    return resets == nullptr ? 0 : resets[row];
+  }
+};
+
+template <typename scalar_t>
+struct Forward : Arguments<scalar_t> {
+  // This launch runs count steps, beginning at first. The row before is the
+  // first one of the step that ran before it.
+  int32_t count;
+  Cursor first;
+  int64_t row_before;
+  const scalar_t* h0; // [batch, state_size], aligned to 16 bytes
+  float*
+      cell; // [batch, state_size]: before the first step, then after the last
+  // The products with input, plus bias, [rows, 3 * state_size], from row
+  // gates_row on. The activated gates replace them if write_gates.
+  scalar_t* gates;
+  int64_t gates_row;
+  bool write_gates;
+  scalar_t* output; // [rows, state_size], aligned too, filled with 0xff
+  scalar_t* cells;  // [rows, state_size]
+};
+
+template <typename scalar_t>
+struct Backward : Arguments<scalar_t> {
+  Cursor last;                 // the step that ran last
+  const scalar_t* gates;       // [rows, 3 * state_size]
+  const scalar_t* cells;       // [rows, state_size]
+  const scalar_t* grad_output; // [rows, state_size]
+  const scalar_t* grad_cells;  // [rows, state_size]
+  // [rows, 3 * state_size], aligned to 16 bytes, filled with 0xff
+  scalar_t* d_gates;
+  scalar_t* d_h0; // [batch, state_size]
+  scalar_t* d_c0; // [batch, state_size]
+};
+
+} // namespace lltm::recurrence

@@ -1,0 +1,238 @@
+#pragma once
+
+#include "cuda/recurrence/arguments.h"
+
+#include <cstdint>
+
+// What the blocks of both directions share.
+namespace lltm::recurrence {
+
+// What a lane holds of the operands of mma: its group, in the words of the PTX
+// ISA, and its place there.
+struct Lane {
+  int warp;
+  int group;
+  int quad;
+
+  LLTM_INLINE explicit Lane(int thread)
+      : warp(thread / 32), group(thread % 32 / 4), quad(thread % 4) {}
+};
+
+// What a thread does: as a lane, and for the elements of the state that it
+// owns, of its unit and one row of every second tile.
+template <int tiles>
+struct Part : Lane {
+  static constexpr int kOwned = (tiles + 1) / 2;
+
+  int unit_of_block;
+  int row_of_tile;
+  int first_tile;
+  int first_unit;
+  int first_row;
+  int unit;
+
+  LLTM_INLINE Part(int block, int thread, int state_size) : Lane(thread) {
+    const int blocks = state_size / kUnits;
+    unit_of_block = thread % kUnits;
+    row_of_tile = thread / kUnits % kTileRows;
+    first_tile = thread / (kUnits * kTileRows);
+    first_unit = block % blocks * kUnits;
+    first_row = block / blocks * tiles * kTileRows;
+    unit = first_unit + unit_of_block;
+  }
+
+  // Of so many blocks of columns, those of this warp.
+  LLTM_INLINE int column_blocks(int all) const {
+    return (all - warp + kWarps - 1) / kWarps;
+  }
+
+  // Of the first 16 bytes that a lane reads of a row.
+  LLTM_INLINE int first_column() const {
+    return kColumns * warp + 8 * quad;
+  }
+
+  // All rows here are rows of the batch.
+  LLTM_INLINE int row_of_lane(int tile) const {
+    return first_row + tile * kTileRows + group;
+  }
+
+  // With a single tile, half of the threads own nothing.
+  LLTM_INLINE int owned_row(int i) const {
+    constexpr int kNone = INT32_MAX;
+    const int tile = first_tile + 2 * i;
+    return tile < tiles ? first_row + tile * kTileRows + row_of_tile : kNone;
+  }
+
+  // The place of a warp's partial sums for one of so many results of mma.
+  LLTM_INLINE static int sums_at(int tile, int warp, int results, int result) {
+    return ((tile * kWarps + warp) * results + result) * kUnits * kSumStride;
+  }
+
+  // The sum over all warps for element i of those that the thread owns.
+  LLTM_INLINE float total(const float* sums, int i, int results, int result)
+      const {
+    float of_warp[kWarps];
+#pragma unroll
+    for (int from = 0; from < kWarps; ++from) {
+      const int at = sums_at(first_tile + 2 * i, from, results, result);
+      of_warp[from] = sums[at + unit_of_block * kSumStride + row_of_tile];
+    }
+    // In pairs, which makes a shorter chain.
+#pragma unroll
+    for (int half = kWarps / 2; half > 0; half /= 2) {
+#pragma unroll
+      for (int j = 0; j < half; ++j) {
+        of_warp[j] += of_warp[j + half];
+      }
+    }
+    return of_warp[0];
+  }
+};
+
+template <typename scalar_t>
+LLTM_INLINE uint32_t pack(scalar_t low, scalar_t high) {
+  return low.x | static_cast<uint32_t>(high.x) << 16;
+}
+
+// Loads the weights of two mma: at(row, column) for 16 rows and 32 columns. A
+// lane takes eight columns that lie together, so it needs 16 bytes of a row of
+// h for both mma. This changes the order of a sum and nothing else.
+template <typename At>
+LLTM_INLINE void
+load_weights(uint32_t (&weights)[2][4], const Lane& lane, const At& at) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = lane.group + i % 2 * 8;
+      const int column = 8 * lane.quad + 4 * half + i / 2 * 2;
+      weights[half][i] = pack(at(row, column), at(row, column + 1));
+    }
+  }
+}
+
+LLTM_INLINE bool has_arrived(const Words& words) {
+  return words.word[0] != kSentinel && words.word[1] != kSentinel &&
+      words.word[2] != kSentinel && words.word[3] != kSentinel;
+}
+
+// What a lane reads of a row that other blocks may still be writing: 16 bytes
+// of every block of columns of its warp.
+template <typename scalar_t>
+struct Source {
+  const scalar_t* from; // the first of them, or null: zeros
+  bool waits;           // until all have arrived
+  uint8_t reset;        // if not 0, zeros take the place of what arrives
+};
+
+// Up to kColumnBlocks of the blocks of columns of a warp.
+class Gathered {
+ public:
+  // Begins to read blocks first to first + kColumnBlocks, below count.
+  template <typename scalar_t, typename Machine>
+  LLTM_INLINE void begin(
+      const Machine& machine,
+      const Source<scalar_t>& source,
+      int first,
+      int count) {
+    count_ = count - first;
+#pragma unroll
+    for (int i = 0; i < kColumnBlocks; ++i) {
+      const bool exists = source.from != nullptr && i < count_;
+      words_[i] = exists ? load(machine, source, first + i) : Words{};
+    }
+  }
+
+  template <typename scalar_t, typename Machine>
+  LLTM_INLINE void
+  finish(const Machine& machine, const Source<scalar_t>& source, int first) {
+    for (int64_t turn = 0; source.waits; ++turn) {
+      bool all = true;
+#pragma unroll
+      for (int i = 0; i < kColumnBlocks; ++i) {
+        if (!has_arrived(words_[i])) {
+          all = false;
+          words_[i] = load(machine, source, first + i);
+        }
+      }
+      if (all) {
+        break;
+      }
+      machine.pause(turn);
+    }
+#pragma unroll
+    for (auto& words : words_) {
+      words = source.reset != 0 ? Words{} : words;
+    }
+    machine.sync_warp(); // mma needs all lanes
+  }
+
+  // products[half][result] += the halves of weights[i][result] @ block i, for
+  // all that there are: two chains, each half as long.
+  template <typename scalar_t, int results, typename Machine>
+  LLTM_INLINE void multiply(
+      const Machine& machine,
+      const uint32_t (&weights)[kColumnBlocks][results][2][4],
+      float (&products)[2][results][4]) const {
+#pragma unroll
+    for (int i = 0; i < kColumnBlocks; ++i) {
+      if (i < count_) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+#pragma unroll
+          for (int result = 0; result < results; ++result) {
+            machine.template mma<scalar_t>(
+                products[half][result],
+                weights[i][result][half],
+                words_[i].word[2 * half],
+                words_[i].word[2 * half + 1]);
+          }
+        }
+      }
+    }
+  }
+
+ private:
+  template <typename scalar_t, typename Machine>
+  LLTM_INLINE static Words
+  load(const Machine& machine, const Source<scalar_t>& source, int i) {
+    return machine.load_relaxed(
+        reinterpret_cast<const Words*>(source.from + i * kWarps * kColumns));
+  }
+
+  Words words_[kColumnBlocks];
+  int count_; // the same in all lanes of a warp
+};
+
+struct alignas(8) TwoSums {
+  float sum[2];
+};
+
+// sums: [16 units, kSumStride], of one warp, whose products are in two parts.
+LLTM_INLINE void store_sums(
+    float* sums,
+    const Lane& lane,
+    const float (&products)[4],
+    const float (&others)[4]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float* const to = sums + (lane.group + 8 * half) * kSumStride;
+    const int i = 2 * half;
+    *reinterpret_cast<TwoSums*>(to + 2 * lane.quad) = {
+        products[i] + others[i], products[i + 1] + others[i + 1]};
+  }
+}
+
+// Publishes two units as one word, from the lane of the first. All lanes have
+// to call it; those that publish nothing, with null.
+template <typename scalar_t, typename Machine>
+LLTM_INLINE void publish(const Machine& machine, scalar_t* to, float value) {
+  const auto own = static_cast<scalar_t>(value);
+  scalar_t other;
+  other.x = machine.shuffle_xor(own.x, 1);
+  if (to != nullptr && machine.thread() % 2 == 0) {
+    machine.store_relaxed(reinterpret_cast<uint32_t*>(to), pack(own, other));
+  }
+}
+
+} // namespace lltm::recurrence
