@@ -221,7 +221,13 @@ class LLTM(nn.Module):
             output, cells = output.squeeze(1), cells.squeeze(1)
             h_n, c_n = h_n.squeeze(1), c_n.squeeze(1)
         elif self.batch_first and input.dim() == 3:
-            if resets is not None and resets.dim() == 2:
+            if resets is not None:
+                expected = list(input.shape[:2])
+                if list(resets.shape) != expected:
+                    raise RuntimeError(
+                        f"lltm_ops.LLTM: expected resets to have shape [batch, time] = {expected}, "
+                        f"but got {list(resets.shape)}"
+                    )
                 resets = resets.transpose(0, 1)
             output, cells, h_n, c_n = self._run(input.transpose(0, 1), hx, None, resets)
             output, cells = output.transpose(0, 1), cells.transpose(0, 1)
@@ -266,6 +272,8 @@ class LLTM(nn.Module):
         if hx is not None:
             if sorted_indices is not None:
                 self._check_state(hx, [sorted_indices.size(0)])
+            elif not torch.compiler.is_compiling():  # it has no values of batch_sizes
+                self._check_state(hx, [batch_of(batch_sizes, data)])
             hx = permuted(hx, sorted_indices)
         results = self.forward(data, hx, resets, batch_sizes)
         packed = [PackedSequence(rows, *input[1:]) for rows in (results[0], *results[2:])]

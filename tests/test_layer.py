@@ -5,6 +5,7 @@ import copy
 import io
 import itertools
 import pickle
+import re
 import subprocess
 import sys
 
@@ -304,7 +305,9 @@ def test_a_state_of_another_batch_is_refused_for_packed_sequences(batches, enfor
         [torch.randn(length, 5) for length in (6, 4, 2)], enforce_sorted=enforce_sorted
     )
     state = tuple(torch.zeros(1, batch, 6) for batch in batches)
-    with pytest.raises(RuntimeError, match=r"expected h_0 and c_0 to have shape|batch of h0, "):
+    with pytest.raises(
+        RuntimeError, match=r"LLTM: expected h_0 and c_0 to have shape .*\[1, 3, 6\]"
+    ):
         layer(packed, state)
 
 
@@ -357,10 +360,9 @@ def test_batch_sizes_are_refused_by_the_operator(slow, sizes, words, with_state)
 def test_other_errors_are_those_of_the_operator(slow):
     with pytest.raises(RuntimeError, match=r"^lltm::sequence_forward: expected "):
         lltm_ops.LLTM(5, 6, **slow)(torch.randn(4, 3, 5).long())
-    packed = pack_sequence([torch.randn(4, 5)])
     with pytest.raises(RuntimeError, match=r"begin with the batch of h0, 3, .* but got 1 at step"):
         layer = lltm_ops.LLTM(5, 6, **slow)
-        layer(packed, state_of(layer, 3))
+        layer(torch.randn(4, 5), state_of(layer, 3), None, torch.ones(4, dtype=torch.long))
 
 
 @pytest.mark.parametrize("slow", [{}, *SLOW_OPTIONS], ids=str)
@@ -372,6 +374,16 @@ def test_other_errors_are_those_of_the_operator(slow):
 def test_wrong_resets_are_refused(slow, resets):
     with pytest.raises(RuntimeError, match="expected resets to "):
         lltm_ops.LLTM(5, 6, **slow)(torch.randn(4, 3, 5), None, resets)
+
+
+@pytest.mark.parametrize("sizes", [(4, 3), (3, 4, 1), (12,)], ids=str)
+@pytest.mark.parametrize("scripted", [False, True])
+def test_errors_name_the_shape_of_resets_with_the_batch_first(sizes, scripted):
+    layer = lltm_ops.LLTM(5, 6, batch_first=True)
+    layer = torch.jit.script(layer) if scripted else layer
+    words = f"LLTM: expected resets to have shape [batch, time] = [3, 4], but got {list(sizes)}"
+    with pytest.raises((RuntimeError, torch.jit.Error), match=re.escape(words)):
+        layer(torch.randn(3, 4, 5), None, torch.zeros(sizes, dtype=torch.bool))
 
 
 @pytest.mark.parametrize("batch_first", [False, True])
