@@ -146,23 +146,26 @@ class Gathered {
   template <typename scalar_t, typename Machine>
   LLTM_INLINE void
   finish(const Machine& machine, const Source<scalar_t>& source, int first) {
-    for (int64_t turn = 0; source.waits; ++turn) {
-      bool all = true;
-#pragma unroll
-      for (int i = 0; i < kColumnBlocks; ++i) {
-        if (!has_arrived(words_[i])) {
-          all = false;
-          words_[i] = load(machine, source, first + i);
-        }
+    const auto arrived = [&](int i) {
+      const bool before = has_arrived(words_[i]);
+      if (!before) {
+        words_[i] = load(machine, source, first + i);
       }
-      if (all) {
-        break;
+      return before;
+    };
+    if (source.waits) {
+      // Not by a loop over i: nvcc 13.0 does not unroll it, so that words_
+      // would lie in memory.
+      static_assert(kColumnBlocks == 4);
+      for (int64_t turn = 0;
+           !(arrived(0) & arrived(1) & arrived(2) & arrived(3));
+           ++turn) {
+        machine.pause(turn);
       }
-      machine.pause(turn);
     }
 #pragma unroll
-    for (auto& words : words_) {
-      words = source.reset != 0 ? Words{} : words;
+    for (int i = 0; i < kColumnBlocks; ++i) {
+      words_[i] = source.reset != 0 ? Words{} : words_[i];
     }
     machine.sync_warp(); // mma needs all lanes
   }
