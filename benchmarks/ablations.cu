@@ -47,14 +47,14 @@ struct WithoutWaiting : GpuMachine {
 template <typename Machine>
 __global__ void __launch_bounds__(kThreads, 1)
     forward_kernel(const __grid_constant__ Forward<scalar_t> args) {
-  extern __shared__ float shared[];
+  extern __shared__ __align__(16) float shared[];
   run_forward<kTiles>(Machine(), args, shared);
 }
 
 template <typename Machine>
 __global__ void __launch_bounds__(kThreads, 1)
     backward_kernel(const __grid_constant__ Backward<scalar_t> args) {
-  extern __shared__ float shared[];
+  extern __shared__ __align__(16) float shared[];
   run_backward<kTiles>(Machine(), args, shared);
 }
 

@@ -32,6 +32,26 @@ def errors_on_synchronisation():
         torch.cuda.set_sync_debug_mode("default")
 
 
+def check_replay(call, inputs):
+    """A captured call is replayed after its inputs have changed in place."""
+    warm_up = torch.cuda.Stream()
+    warm_up.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(warm_up):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(warm_up)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = call()
+    with torch.no_grad():
+        for tensor in inputs:
+            tensor.mul_(0.5)
+    graph.replay()
+    torch.cuda.synchronize()
+    for ours, eager in zip(captured, call(), strict=True):
+        torch.testing.assert_close(ours, eager)
+
+
 @pytest.fixture(params=["0", "1"], ids=["steps", "recurrence"])
 def way(request, monkeypatch):
     """Both ways of a sequence in half types."""
@@ -94,22 +114,7 @@ def test_graph_capture_and_replay():
         outputs = lltm_ops.forward(*inputs)
         return (*outputs, *torch.autograd.grad(sum(o.sum() for o in outputs), inputs))
 
-    warm_up = torch.cuda.Stream()
-    warm_up.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(warm_up):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(warm_up)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
-    with torch.no_grad():
-        for tensor in inputs:
-            tensor.mul_(0.5)
-    graph.replay()
-    torch.cuda.synchronize()
-    for ours, eager in zip(captured, step(), strict=True):
-        torch.testing.assert_close(ours, eager)
+    check_replay(step, inputs)
 
 
 def test_the_recurrence_runs(monkeypatch):
@@ -203,22 +208,7 @@ def test_graph_capture_and_replay_of_sequences(kind, dtype_of_way):
         outputs = torch.ops.lltm.sequence_forward(*inputs)
         return (*outputs, *torch.autograd.grad(sum(o.sum() for o in outputs), inputs[:5]))
 
-    warm_up = torch.cuda.Stream()
-    warm_up.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(warm_up):
-        for _ in range(3):
-            run()
-    torch.cuda.current_stream().wait_stream(warm_up)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = run()
-    with torch.no_grad():
-        for tensor in inputs[:5]:
-            tensor.mul_(0.5)
-    graph.replay()
-    torch.cuda.synchronize()
-    for ours, eager in zip(captured, run(), strict=True):
-        torch.testing.assert_close(ours, eager)
+    check_replay(run, inputs[:5])
 
 
 def test_batch_above_the_limit_of_a_grid():

@@ -123,8 +123,9 @@ def test_memory_and_behaviour_are_defined(programs):
     run([programs["memory"], "--cases=30", "--units=96"])
 
 
-def test_no_races(programs):
-    run([programs["races"], "--cases=6", "--units=64", "--blocks=16"])
+@pytest.mark.parametrize("tiles", [1, 2, 4])
+def test_no_races(programs, tiles):
+    run([programs["races"], "--cases=3", "--units=64", "--blocks=16", f"--tiles={tiles}"])
 
 
 @pytest.mark.parametrize("name", MUTANTS)

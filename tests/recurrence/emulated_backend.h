@@ -5,6 +5,7 @@
 #include "emulator.h"
 
 #include <string>
+#include <type_traits>
 
 // How check.cpp runs kernels on the host.
 namespace backend {
@@ -64,19 +65,16 @@ void run(
       kernel);
 }
 
-template <int tiles, typename scalar_t>
-void forward_of(
-    const lltm::recurrence::Forward<scalar_t>& args,
-    uint32_t seed,
-    const Plants& plants) {
-  run<tiles>(
-      args,
-      2 * lltm::recurrence::kForwardSums<tiles>,
-      seed,
-      plants,
-      [&](const emulator::Machine& machine, float* shared) {
-        lltm::recurrence::run_forward<tiles>(machine, args, shared);
-      });
+// body(std::integral_constant<int, tiles>()), for 1, 2 or 4.
+template <typename Body>
+void with_tiles(int tiles, const Body& body) {
+  if (tiles == 1) {
+    body(std::integral_constant<int, 1>());
+  } else if (tiles == 2) {
+    body(std::integral_constant<int, 2>());
+  } else {
+    body(std::integral_constant<int, 4>());
+  }
 }
 
 template <typename scalar_t>
@@ -85,25 +83,16 @@ void forward(
     int tiles,
     uint32_t seed,
     const Plants& plants) {
-  const auto run = tiles == 1 ? forward_of<1, scalar_t>
-      : tiles == 2            ? forward_of<2, scalar_t>
-                              : forward_of<4, scalar_t>;
-  run(args, seed, plants);
-}
-
-template <int tiles, typename scalar_t>
-void backward_of(
-    const lltm::recurrence::Backward<scalar_t>& args,
-    uint32_t seed,
-    const Plants& plants) {
-  run<tiles>(
-      args,
-      2 * lltm::recurrence::kBackwardSums<tiles>,
-      seed,
-      plants,
-      [&](const emulator::Machine& machine, float* shared) {
-        lltm::recurrence::run_backward<tiles>(machine, args, shared);
-      });
+  with_tiles(tiles, [&](auto count) {
+    run<count>(
+        args,
+        2 * lltm::recurrence::kForwardSums<count>,
+        seed,
+        plants,
+        [&](const emulator::Machine& machine, float* shared) {
+          lltm::recurrence::run_forward<count>(machine, args, shared);
+        });
+  });
 }
 
 template <typename scalar_t>
@@ -112,10 +101,16 @@ void backward(
     int tiles,
     uint32_t seed,
     const Plants& plants) {
-  const auto run = tiles == 1 ? backward_of<1, scalar_t>
-      : tiles == 2            ? backward_of<2, scalar_t>
-                              : backward_of<4, scalar_t>;
-  run(args, seed, plants);
+  with_tiles(tiles, [&](auto count) {
+    run<count>(
+        args,
+        2 * lltm::recurrence::kBackwardSums<count>,
+        seed,
+        plants,
+        [&](const emulator::Machine& machine, float* shared) {
+          lltm::recurrence::run_backward<count>(machine, args, shared);
+        });
+  });
 }
 
 } // namespace backend

@@ -19,6 +19,8 @@
 // units, and the 8 columns are rows of the batch. Eight warps divide the
 // columns of the weights among them and add up in shared memory.
 //
+// To read: this file, then forward.h with block.h, then launch.h and its .cu.
+//
 // The kernels know the GPU only through a Machine
 // (gpu_machine.cuh), so tests run the same source on the host, in
 // an emulator.
@@ -117,8 +119,8 @@ struct Arguments {
 
 template <typename scalar_t>
 struct Forward : Arguments<scalar_t> {
-  // This launch runs count steps, beginning at first. The row before is the
-  // first one of the step that ran before it.
+  // This launch runs count steps, from first on. row_before is the first row of
+  // the step that ran before first.
   int32_t count;
   Cursor first;
   int64_t row_before;

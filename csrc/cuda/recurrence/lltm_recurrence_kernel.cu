@@ -14,14 +14,14 @@ namespace {
 template <int tiles, typename scalar_t>
 __global__ void __launch_bounds__(kThreads, 1)
     forward_kernel_device(const __grid_constant__ Forward<scalar_t> args) {
-  extern __shared__ float shared[];
+  extern __shared__ __align__(16) float shared[];
   run_forward<tiles>(GpuMachine(), args, shared);
 }
 
 template <int tiles, typename scalar_t>
 __global__ void __launch_bounds__(kThreads, 1)
     backward_kernel_device(const __grid_constant__ Backward<scalar_t> args) {
-  extern __shared__ float shared[];
+  extern __shared__ __align__(16) float shared[];
   run_backward<tiles>(GpuMachine(), args, shared);
 }
 
