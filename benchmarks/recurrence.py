@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import contest
 import timing
@@ -27,14 +28,9 @@ SIZES = [128, 256, 512, 768, 1024]
 BATCHES = [1, 16, 64]
 
 
-@contextlib.contextmanager
-def recurrence(on: bool) -> Iterator[None]:
+def recurrence(on: bool) -> contextlib.AbstractContextManager[Any]:
     """Whether calls take the recurrence; a graph keeps what it was captured with."""
-    os.environ["LLTM_CUDA_RECURRENCE"] = str(int(on))
-    try:
-        yield
-    finally:
-        del os.environ["LLTM_CUDA_RECURRENCE"]
+    return mock.patch.dict(os.environ, LLTM_CUDA_RECURRENCE=str(int(on)))
 
 
 @contextlib.contextmanager
@@ -56,7 +52,7 @@ def takes_recurrence(function: Callable[[], Any]) -> bool:
 
 
 def captured(
-    context: contextlib.AbstractContextManager[None], function: Callable[[], Any]
+    context: contextlib.AbstractContextManager[Any], function: Callable[[], Any]
 ) -> Callable[[], Any]:
     with context:
         return contest.captured(function)
