@@ -223,7 +223,8 @@ class LLTM(nn.Module):
         elif self.batch_first and input.dim() == 3:
             if resets is not None:
                 expected = list(input.shape[:2])
-                if list(resets.shape) != expected:
+                # A compiler may not know sizes, and leaves the comparison to the operator.
+                if not torch.compiler.is_compiling() and list(resets.shape) != expected:
                     raise RuntimeError(
                         f"lltm_ops.LLTM: expected resets to have shape [batch, time] = {expected}, "
                         f"but got {list(resets.shape)}"
@@ -272,8 +273,6 @@ class LLTM(nn.Module):
         if hx is not None:
             if sorted_indices is not None:
                 self._check_state(hx, [sorted_indices.size(0)])
-            elif not torch.compiler.is_compiling():  # it has no values of batch_sizes
-                self._check_state(hx, [batch_of(batch_sizes, data)])
             hx = permuted(hx, sorted_indices)
         results = self.forward(data, hx, resets, batch_sizes)
         packed = [PackedSequence(rows, *input[1:]) for rows in (results[0], *results[2:])]

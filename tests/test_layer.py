@@ -21,6 +21,7 @@ from common import (
 )
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses import FakeTensorMode
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
 
@@ -305,9 +306,7 @@ def test_a_state_of_another_batch_is_refused_for_packed_sequences(batches, enfor
         [torch.randn(length, 5) for length in (6, 4, 2)], enforce_sorted=enforce_sorted
     )
     state = tuple(torch.zeros(1, batch, 6) for batch in batches)
-    with pytest.raises(
-        RuntimeError, match=r"LLTM: expected h_0 and c_0 to have shape .*\[1, 3, 6\]"
-    ):
+    with pytest.raises(RuntimeError, match=r"expected h_0 and c_0 to have shape|batch of h0, "):
         layer(packed, state)
 
 
@@ -360,9 +359,10 @@ def test_batch_sizes_are_refused_by_the_operator(slow, sizes, words, with_state)
 def test_other_errors_are_those_of_the_operator(slow):
     with pytest.raises(RuntimeError, match=r"^lltm::sequence_forward: expected "):
         lltm_ops.LLTM(5, 6, **slow)(torch.randn(4, 3, 5).long())
+    packed = pack_sequence([torch.randn(4, 5)])
     with pytest.raises(RuntimeError, match=r"begin with the batch of h0, 3, .* but got 1 at step"):
         layer = lltm_ops.LLTM(5, 6, **slow)
-        layer(torch.randn(4, 5), state_of(layer, 3), None, torch.ones(4, dtype=torch.long))
+        layer(packed, state_of(layer, 3))
 
 
 @pytest.mark.parametrize("slow", [{}, *SLOW_OPTIONS], ids=str)
@@ -778,6 +778,27 @@ def test_compiled_with_one_graph_for_unbacked_time(backend, with_resets):
             found.append((output, h_n, *(parameter.grad for parameter in layer.parameters())))
         assert_close(*found)
     assert counter.frame_count == 1
+
+
+def test_compiled_with_the_batch_first_for_unbacked_time():
+    """Nothing says to the compiler that input and resets have the same time."""
+    torch._dynamo.reset()
+    layer = lltm_ops.LLTM(5, 6, batch_first=True)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    input, resets = torch.randn(3, 7, 5), torch.rand(3, 7) < 0.3
+    for tensor in (input, resets):
+        torch._dynamo.decorators.mark_unbacked(tensor, 1)
+    assert_close(compiled(input, None, resets), layer(input, None, resets))
+
+
+def test_packed_sequences_take_a_state_that_has_no_values():
+    layer = lltm_ops.LLTM(5, 6)
+    packed = pack_sequence([torch.randn(length, 5) for length in (4, 2)])
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        data, batch_sizes, *state = map(mode.from_tensor, (*packed[:2], *state_of(layer, 2)))
+        output, (h_n, _) = layer(PackedSequence(data, batch_sizes), tuple(state))
+    assert output.data.shape == (6, 6)
+    assert h_n.shape == (1, 2, 6)
 
 
 class OfKept(nn.Module):
