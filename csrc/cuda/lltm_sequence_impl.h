@@ -249,7 +249,8 @@ class ForwardSteps {
   const at::Tensor output_;
   const at::Tensor cells_;
   const at::Tensor cell_; // of the whole batch
-  // Likewise, once steps run one by one.
+  // These two are of the whole batch, too. They are defined once steps run one
+  // by one.
   at::Tensor h_;
   at::Tensor products_with_h_;
   std::optional<recurrence::Sequence> sequence_;

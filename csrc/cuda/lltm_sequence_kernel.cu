@@ -41,8 +41,8 @@ struct CudaDevice {
         c10::cuda::getCurrentCUDAStream()));
   }
 
-  // Unless the environment says so, where it has been measured:
-  // docs/performance.md.
+  // The environment decides, or else it is on where it has been measured
+  // (docs/performance.md).
   static bool recurrence_is_on() {
     const auto asked = c10::utils::check_env("LLTM_CUDA_RECURRENCE");
     int device = 0, major = 0;

@@ -88,7 +88,7 @@ LLTM_INLINE float expm1_within_limits(float x) {
 
 LLTM_INLINE float sigmoid(float x) {
 #ifdef __CUDA_ARCH__
-  const float e = ::expf(-::fabsf(x)); // an instruction and a few more
+  const float e = ::expf(-::fabsf(x)); // at most 1: it cannot overflow
   return __fdividef(x < 0 ? e : 1.0f, 1.0f + e); // within 2 ulp, no branch
 #else
   // exp(-x) reaches 2^152: both sides of the fraction are taken times 2^-32.

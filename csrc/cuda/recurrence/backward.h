@@ -175,7 +175,7 @@ class BackwardBlock {
   const int column_blocks_;
   uint32_t weights_[3][kColumnBlocks][1][2][4] = {};
   float d_cell_[Part<tiles>::kOwned] = {};
-  // Of the step that runs next.
+  // What follows belongs to the step that runs next.
   Cursor step_;
   Cursor after_;
   Source<scalar_t> sources_[tiles];

@@ -41,12 +41,12 @@ struct Part : Lane {
     unit = first_unit + unit_of_block;
   }
 
-  // Of so many blocks of columns, those of this warp.
+  // How many of all blocks of columns this warp takes.
   LLTM_INLINE int column_blocks(int all) const {
     return (all - warp + kWarps - 1) / kWarps;
   }
 
-  // Of the first 16 bytes that a lane reads of a row.
+  // The column at which a lane's first 16 bytes of a row begin.
   LLTM_INLINE int first_column() const {
     return kColumns * warp + 8 * quad;
   }

@@ -188,7 +188,7 @@ class ForwardBlock {
   const int column_blocks_;
   uint32_t weights_[kColumnBlocks][3][2][4] = {};
   float cell_[Part<tiles>::kOwned] = {};
-  // Of the step that runs next.
+  // What follows belongs to the step that runs next.
   Cursor step_;
   Source<scalar_t> sources_[tiles];
   scalar_t products_[Part<tiles>::kOwned][3] = {};
