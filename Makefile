@@ -17,7 +17,7 @@ OLDEST_TORCH := torch==2.11.0
 NEWEST_TORCH := torch==2.15.0
 # They need no checkout around the package, nor a compiler, and call each operator: the wheel's library
 # is compiled as the one that all tests run with.
-WHEEL_TESTS ?= $(addprefix test_,$(addsuffix .py,cell jit registration values))
+WHEEL_TESTS ?= $(addsuffix .py,modules/test_cell modules/test_jit ops/test_registration ops/test_values)
 # Of the book.
 CHAPTER ?= 1
 ONNX := onnx onnxscript onnxruntime
@@ -90,10 +90,10 @@ extra-docs: $(BUILT)
 	$(PYTHON) -m pip install --quiet $(SPHINX)
 
 fuzz: $(BUILT)  ## random calls on every path of the CPU against a float64 reference; FUZZ_ARGS=--help
-	$(PYTHON) -m tests.fuzz $(FUZZ_ARGS)
+	$(PYTHON) -m tests.tools.fuzz $(FUZZ_ARGS)
 
 mutants: $(BUILT)  ## plant faults into a copy of the sources, and see that make fuzz finds each; MUTANTS_ARGS=--help
-	$(PYTHON) -m tests.fuzz.mutants $(MUTANTS_ARGS)
+	$(PYTHON) -m tests.tools.fuzz.mutants $(MUTANTS_ARGS)
 
 bench: $(BUILT)  ## time cell and layer beside what else PyTorch offers, under the machine's roofs; BENCH_ARGS=--help
 	$(PYTHON) benchmarks/cell.py $(BENCH_ARGS)
@@ -109,16 +109,16 @@ scaling: $(BUILT)  ## time training on two processes beside one; SCALING_ARGS=--
 	$(PYTHON) benchmarks/scaling.py $(SCALING_ARGS)
 
 sanitize: $(BUILT)  ## library and tests with AddressSanitizer, UBSan and ThreadSanitizer; SANITIZE_ARGS=--short
-	tests/sanitize/run $(PYTHON) $(SANITIZE_ARGS)
+	tests/tools/sanitize/run $(PYTHON) $(SANITIZE_ARGS)
 
 recurrence: $(BUILT)  ## the recurrence for GPUs in the emulator, at 1024 units on 128 blocks
-	$(PYTHON) -m pytest tests/test_cuda_recurrence.py --at-full-size
+	$(PYTHON) -m pytest tests/cuda/test_cuda_recurrence.py --at-full-size
 
 aarch64: $(BUILT)  ## compile for 64-bit ARM, and run the tests of the operators in QEMU; AARCH64_ARGS for pytest
-	tests/aarch64/run $(PYTHON) $(AARCH64_ARGS)
+	tests/tools/aarch64/run $(PYTHON) $(AARCH64_ARGS)
 
 soak: $(BUILT)  ## an hour of calls, threads, errors, forks and signals; SOAK_ARGS=--help
-	$(PYTHON) tests/soak.py $(SOAK_ARGS)
+	$(PYTHON) tests/tools/soak.py $(SOAK_ARGS)
 
 lint: $(VENV)/.lint  ## ruff, mypy, clang-format
 	$(VENV)/bin/ruff check .
@@ -132,7 +132,7 @@ format: $(VENV)/.lint  ## let ruff and clang-format rewrite the sources
 	$(VENV)/bin/clang-format -i $$(git ls-files 'csrc/*' 'benchmarks/*.cpp' 'benchmarks/*.cu' 'tests/*.cpp' 'tests/*.h' 'tests/*.cuh' 'examples/*.cpp' 'examples/*.cu' 'examples/*.h')
 
 onnx: extra-onnx  ## install the extra onnx, and run the tests that need it
-	$(PYTHON) -m pytest tests/test_onnx.py tests/test_docs.py
+	$(PYTHON) -m pytest tests/modules/test_onnx.py tests/project/test_docs.py
 
 extra-onnx: $(BUILT)
 	$(PYTHON) -m pip install --quiet $(ONNX)
@@ -154,7 +154,7 @@ wheel: $(VENV)/.torch  ## build sdist and wheel into dist/, audit the wheel, tes
 		-c ../pyproject.toml $(PARALLEL) $(WHEEL_TESTS)
 
 fresh:  ## what a new user does, on new systems of Debian by debootstrap; as root; FRESH_ARGS=--help
-	$(BASE_PYTHON) tests/fresh.py $(FRESH_ARGS)
+	$(BASE_PYTHON) tests/tools/fresh.py $(FRESH_ARGS)
 
 compat:  ## run the CPU tests on the oldest and the newest supported torch
 	FORCE_CPU=1 $(MAKE) test-all VENV=.venv-cuda TORCH=$(OLDEST_TORCH)

@@ -35,7 +35,7 @@ ROOT = Path(__file__).parent.parent
 BENCHMARKS = Path(__file__).parent
 GRACE = 10  # seconds between SIGINT and SIGKILL
 running: set[int] = set()  # process groups
-RECURRENCE = ROOT / "tests" / "recurrence"
+RECURRENCE = ROOT / "tests" / "cuda" / "recurrence"
 KERNELS = ROOT / "csrc" / "cuda" / "recurrence" / "lltm_recurrence_kernel.cu"
 CHECK = (RECURRENCE / "check.cpp", KERNELS)
 SANITIZERS = ("memcheck", "racecheck", "synccheck")
@@ -161,7 +161,7 @@ def run_truth(folder: Path, seconds: float) -> dict[str, Any]:
     pytest = [sys.executable, "-m", "pytest", "-v", "-o", "faulthandler_timeout=60"]
     # If the program failed, the tests of the recurrence may hang.
     chosen = [] if right else ["-k", "not recurrence"]
-    commands.run("test_cuda.py", [*pytest, *chosen, "tests/test_cuda.py"])
+    commands.run("test_cuda.py", [*pytest, *chosen, "tests/cuda/test_cuda.py"])
     return verdict(commands.statuses)
 
 
@@ -184,7 +184,7 @@ def files_of_tests() -> list[Path]:
     """Those that have tests for a GPU; the longest begin first."""
     files = [
         file
-        for file in (ROOT / "tests").glob("test_*.py")
+        for file in (ROOT / "tests").rglob("test_*.py")
         if any(word in file.read_text() for word in ("each_device", "needs_cuda", '"cuda"'))
         and file.name != "test_cuda_without_gpu.py"
     ]

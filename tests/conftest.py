@@ -72,5 +72,5 @@ def pytest_sessionstart(session):
 def pytest_terminal_summary(terminalreporter):
     if not torch.cuda.is_available():
         terminalreporter.write_line(
-            "There is no GPU: tests/test_cuda.py and what other tests do on a GPU were left out."
+            "There is no GPU: tests/cuda/test_cuda.py and other tests on a GPU were left out."
         )

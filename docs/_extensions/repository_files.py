@@ -3,7 +3,7 @@
 The pages in docs are written for readers of the repository as well, so they link to
 ../csrc/ops/lltm.h, or to a folder. On the site each linked file has a page below source/, with its
 lines numbered, and each linked folder has a page that lists it. A path in backticks becomes a link
-too, and so does a test, as in tests/test_values.py::test_name.
+too, and so does a test, as in tests/ops/test_values.py::test_name.
 """
 
 import os

@@ -1,0 +1,149 @@
+"""The recurrence for GPUs in an emulator on the host: numbers, memory, races, planted faults."""
+
+import os
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from common import CXX, ROOT
+from torch.utils.cpp_extension import include_paths
+
+# The tests share programs.
+pytestmark = pytest.mark.xdist_group("recurrence")
+HERE = ROOT / "tests" / "cuda" / "recurrence"
+HEADERS = "cuda/recurrence"
+ADDRESS = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+THREAD = ["-O1", "-g", "-fsanitize=thread"]
+
+# Faults of the kernel: what is replaced by what, with which sanitizer it is found, what is said.
+MUTANTS = {
+    "sums of two steps in one place": (
+        "sums + turn % 2 * kForwardSums<tiles>", "sums", THREAD, "data race",
+    ),
+    "a look at the first word alone": (
+        """words.word[0] != kSentinel && words.word[1] != kSentinel &&
+      words.word[2] != kSentinel && words.word[3] != kSentinel""",
+        "words.word[0] != kSentinel",
+        [],
+        ", not ",
+    ),
+    "columns in another order": (
+        "8 * lane.quad + 4 * half + i / 2 * 2", "8 * lane.quad + 2 * half + i / 2 * 4", [],
+        ", not ",
+    ),
+    "no bound of the batch": (
+        "if (row >= step_.rows) {", "if (false) {", ADDRESS, "heap-buffer-overflow",
+    ),
+    "a row of another packed step": (
+        "next.first_row -= next.rows", "next.first_row -= rows", [], "a word was published twice",
+    ),
+}  # fmt: skip
+# Faults of the machine, and what is said of them.
+PLANTS = {
+    "no_barrier": ([], "is nan, not"),
+    "no_sentinel": ([], "a word was published twice"),
+    "misaligned_output": ([], "a misaligned"),
+    "too_few_resident": ([], "a deadlock: threads wait for what nobody writes"),
+    "short_shared": (ADDRESS, "heap-buffer-overflow"),
+    "plain_stores": (THREAD, "data race"),
+}
+
+
+def compile_check(folder: Path, flags: list[str], csrc: Path = ROOT / "csrc") -> Path:
+    """check.cpp with the emulator, of whose own accesses ThreadSanitizer knows nothing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    common = [CXX, "-std=c++20", "-Wall", "-Werror", "-Wno-unknown-pragmas"]
+    common += [
+        "-Wno-maybe-uninitialized",
+        "-Wno-uninitialized",
+        f"-I{csrc}",
+        f"-I{ROOT / 'csrc'}",
+        f"-I{HERE}",
+    ]
+    common += [f"-isystem{path}" for path in include_paths()]
+    emulator, program = folder / "emulator.o", folder / "check"
+    of_emulator = [flag for flag in flags if flag != "-fsanitize=thread"]
+    if of_emulator != flags:
+        of_emulator.append("-DLLTM_THREAD_SANITIZER")
+    run([*common, *of_emulator, "-c", HERE / "emulator.cpp", "-o", emulator])
+    run([*common, *flags, HERE / "check.cpp", emulator, "-o", program])
+    return program
+
+
+def run(command) -> str:
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def fails(command) -> str:
+    environment = os.environ | {"TSAN_OPTIONS": "halt_on_error=1"}
+    result = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert result.returncode != 0, f"not found: {result.stdout}"
+    return result.stdout + result.stderr
+
+
+def mutant_of(name: str, folder: Path) -> tuple[list[str], Path]:
+    old, new, flags, _ = MUTANTS[name]
+    sources = {file.name: file.read_text() for file in (ROOT / "csrc" / HEADERS).glob("*.h")}
+    assert sum(source.count(old) for source in sources.values()) == 1
+    (folder / HEADERS).mkdir(parents=True)
+    for file, source in sources.items():
+        (folder / HEADERS / file).write_text(source.replace(old, new))
+    return flags or ["-O0"], folder
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory):
+    """By what they show."""
+    root = tmp_path_factory.mktemp("recurrence")
+    builds = {"numbers": (root / "0", ["-O2"]), "memory": (root / "1", ADDRESS)}
+    builds["races"] = (root / "2", THREAD)
+    for i, name in enumerate(MUTANTS, 3):
+        flags, csrc = mutant_of(name, root / f"csrc{i}")
+        builds[name] = (root / str(i), flags, csrc)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        built = {name: pool.submit(compile_check, *build) for name, build in builds.items()}
+        return {name: build.result() for name, build in built.items()}
+
+
+def test_numbers_match_double(programs):
+    run([programs["numbers"], "--cases=100", "--units=96"])
+    run([programs["numbers"], "--seed=1000", "--cases=12", "--units=320"])
+
+
+@pytest.mark.skipif("not config.getoption('--at-full-size')", reason="see make recurrence")
+def test_numbers_match_double_at_full_size(programs):
+    run([programs["numbers"], "--cases=10", "--units=1024", "--least-units=1024", "--blocks=128"])
+
+
+def test_memory_and_behaviour_are_defined(programs):
+    run([programs["memory"], "--cases=30", "--units=96"])
+
+
+@pytest.mark.parametrize("tiles", [1, 2, 4])
+def test_no_races(programs, tiles):
+    run([programs["races"], "--cases=3", "--units=64", "--blocks=16", f"--tiles={tiles}"])
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_fault_of_the_kernel_is_found(programs, name):
+    said = fails([programs[name], "--cases=10", "--units=64", "--blocks=16"])
+    assert MUTANTS[name][-1] in said
+
+
+@pytest.mark.parametrize("name", PLANTS)
+def test_a_fault_of_the_machine_is_found(programs, name):
+    flags, message = PLANTS[name]
+    program = programs[
+        {tuple(ADDRESS): "memory", tuple(THREAD): "races"}.get(tuple(flags), "numbers")
+    ]
+    said = fails([program, "--cases=3", "--units=64", "--blocks=16", f"--plant={name}"])
+    assert message in said
+
+
+def test_a_case_is_repeated_by_its_seed(programs):
+    said = fails([programs["numbers"], "--cases=3", "--plant=no_barrier"])
+    seed = said.split("seed ")[1].split(",")[0]
+    assert fails([programs["numbers"], f"--seed={seed}", "--cases=1", "--plant=no_barrier"]) == said

@@ -1,0 +1,313 @@
+"""What holds of the CUDA kernels on any machine: their code, run thread by thread on the host, and
+what the compiler made of it, where they are part of the build."""
+
+import importlib.util
+import itertools
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from common import (
+    LAYOUTS,
+    ROOT,
+    SEQUENCE_CASES,
+    assert_matches_float64,
+    assert_sequences_match,
+    backward_inputs,
+    built_library,
+    double,
+    each_dtype,
+    each_sequence_kind,
+    each_shape,
+    load_beside_library,
+    sample_inputs,
+    sequence_backward_inputs,
+    sequence_inputs,
+)
+from torch.utils.cpp_extension import CUDA_HOME, include_paths
+
+import lltm_ops
+
+# The tests share what they compile.
+pytestmark = pytest.mark.xdist_group("cuda_on_host")
+
+
+@pytest.fixture(scope="module")
+def on_host():
+    load_beside_library(
+        "lltm_cuda_on_host", "cuda/cuda_on_host.cpp", "cuda/recurrence/emulator.cpp"
+    )
+    return torch.ops.lltm_on_host
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns"),
+    [(1, 1), (0, 5), (3, 256), (2, 257), (70_001, 3), (65_535, 1), (1, 65_535 * 256 + 300)],
+)
+def test_the_grid_comes_by_each_element_once(on_host, rows, columns):
+    assert (on_host.visits(rows, columns) == 1).all()
+
+
+@each_dtype
+@each_shape
+def test_forward(on_host, dtype, shape):
+    inputs = sample_inputs(dtype=dtype, shape=shape)
+    expected = torch.ops.lltm._forward_with_gates(*double(inputs))
+    input, weights, bias, old_h, _ = double(inputs)
+    gates = (torch.cat([old_h, input], 1) @ weights.T + bias).to(dtype)
+    products = gates.clone()
+    for ours, exact in zip(on_host.forward(gates, inputs[4]), expected[:2], strict=True):
+        assert_matches_float64(ours, exact)
+    assert torch.equal(gates, products)
+    outputs = on_host.forward_with_gates(gates, inputs[4])
+    for ours, exact in zip((*outputs, gates), expected, strict=True):
+        assert_matches_float64(ours, exact)
+
+
+@each_dtype
+@each_shape
+def test_backward(on_host, dtype, shape):
+    grad_h, grad_cell, new_cell, gates, *_ = backward_inputs(dtype=dtype, shape=shape)
+    total_h, total_cell, cell, activated = double([grad_h, grad_cell, new_cell, gates])
+    i, o, g = activated.chunk(3, 1)
+    t = cell.tanh()
+    d_new_cell = total_cell + total_h * o * (1 - t**2)
+    expected = [d_new_cell * g * i * (1 - i), total_h * t * o * (1 - o)]
+    expected.append(d_new_cell * i * torch.where(g > 0, 1, g + 1))
+    d_gates, d_cell = on_host.backward(grad_h, grad_cell, new_cell, gates)
+    assert_matches_float64(d_gates, torch.cat(expected, 1))
+    assert_matches_float64(d_cell, d_new_cell)
+
+
+SHORT_CASES = [case for case in SEQUENCE_CASES if case[1][0] < 1000]
+
+
+@pytest.mark.parametrize(("dtype", "shape", "kind"), SHORT_CASES, ids=str)
+def test_sequences_step_by_step(on_host, dtype, shape, kind):
+    on_host.accept_launches(0)
+    check_sequence(on_host, dtype, shape, kind)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", [(3, 1, 3, 32), (6, 3, 5, 64), (4, 11, 0, 96)], ids=str)
+@each_sequence_kind
+@pytest.mark.parametrize("accepted", [1, 1000])
+def test_sequences_by_the_recurrence(on_host, dtype, shape, kind, accepted):
+    """Also where a launch is refused after another was not: steps go on one by one."""
+    before = on_host.accept_launches(accepted)
+    check_sequence(on_host, dtype, shape, kind)
+    assert on_host.accept_launches(0) - before >= min(accepted, 3)
+
+
+# Too few steps, another dtype, too many units, units that do not fill a block of columns, and too
+# many rows of a packed batch.
+@pytest.mark.parametrize(
+    ("dtype", "shape", "form"),
+    [
+        (torch.bfloat16, (2, 3, 5, 32), "padded"),
+        (torch.float32, (3, 3, 5, 32), "padded"),
+        (torch.bfloat16, (3, 1, 2, 1056), "padded"),
+        (torch.bfloat16, (3, 3, 5, 48), "padded"),
+        (torch.bfloat16, (3, 897, 2, 32), "packed"),
+    ],
+    ids=str,
+)
+def test_sequences_that_the_recurrence_does_not_take(on_host, dtype, shape, form):
+    before = on_host.accept_launches(1000)
+    check_sequence(on_host, dtype, shape, (form, False, False))
+    assert on_host.accept_launches(0) == before
+
+
+@pytest.mark.parametrize(
+    ("shape", "form"), [((3, 896, 2, 32), "packed"), ((3, 897, 2, 32), "padded")], ids=str
+)
+def test_batches_that_the_recurrence_takes(on_host, shape, form):
+    before = on_host.accept_launches(1000)
+    check_sequence(on_host, torch.bfloat16, shape, (form, False, False))
+    assert on_host.accept_launches(0) > before
+
+
+def laid_out(inputs, layout):
+    """All tensors but batch_sizes, which the last but two is."""
+    kept = len(inputs) - 3
+    return [
+        LAYOUTS[layout](each) if isinstance(each, torch.Tensor) and i != kept else each
+        for i, each in enumerate(inputs)
+    ]
+
+
+def check_sequence(on_host, dtype, shape, kind, layout="contiguous"):
+    inputs = sequence_inputs(dtype=dtype, shape=shape, kind=kind)
+    expected = torch.ops.lltm._sequence_forward_with_gates(*double(inputs))
+    inputs = laid_out(inputs, layout)
+    assert_sequences_match(on_host.sequence_forward(*inputs)[:2], expected[:2], dtype)
+    assert_sequences_match(on_host.sequence_forward_with_gates(*inputs), expected, dtype)
+    inputs = sequence_backward_inputs(dtype=dtype, shape=shape, kind=kind)
+    expected = torch.ops.lltm.sequence_backward(*double(inputs))
+    inputs = laid_out(inputs, layout)
+    assert_sequences_match(on_host.sequence_backward(*inputs), expected, dtype)
+
+
+@pytest.mark.parametrize("layout", ["offset", "transposed", "strided"])
+@pytest.mark.parametrize("accepted", [0, 1000])
+@each_sequence_kind
+def test_sequences_take_any_strides(on_host, layout, accepted, kind):
+    on_host.accept_launches(accepted)
+    check_sequence(on_host, torch.bfloat16, (4, 3, 5, 32), kind, layout)
+
+
+@pytest.mark.parametrize("accepted", [0, 1000])
+def test_gradients_of_a_sequence_that_are_wanted(on_host, accepted):
+    inputs = sequence_backward_inputs(dtype=torch.bfloat16, shape=(3, 3, 5, 32))
+    on_host.accept_launches(accepted)
+    every = on_host.sequence_backward(*inputs)
+    for mask in itertools.product([False, True], repeat=5):
+        for ours, one, wanted in zip(
+            on_host.sequence_backward(*inputs, mask), every, mask, strict=True
+        ):
+            assert torch.equal(ours, one) if wanted else ours is None
+
+
+def test_the_cell_state_of_a_sequence_is_not_rounded(on_host):
+    """What is added to it is a 512th of it, which bfloat16 cannot hold."""
+    steps, size = 64, 32
+    weights = torch.zeros(3 * size, 2 * size, dtype=torch.bfloat16)
+    bias = torch.tensor([100.0, 0.0, 2.0**-9]).repeat_interleave(size).bfloat16()
+    input = torch.zeros(steps, 1, size, dtype=torch.bfloat16)
+    h0, c0 = torch.zeros(1, size).bfloat16(), torch.ones(1, size).bfloat16()
+    for accepted in (0, 1000):
+        on_host.accept_launches(accepted)
+        _, cells, _ = on_host.sequence_forward(input, weights, bias, h0, c0)
+        assert cells[-1].unique().item() == 1 + steps * 2.0**-9
+
+
+CALLS = """
+import sys
+import torch
+from common import composite, sample_inputs
+from torch._subclasses import FakeTensorMode
+with FakeTensorMode():
+    for device in sys.argv[1:]:
+        arguments = [torch.empty(tensor.shape, device=device) for tensor in sample_inputs()]
+        composite(torch.ops.lltm.forward)(*arguments)
+"""
+
+
+@pytest.mark.skipif(lltm_ops.build_info()["cuda"] != "not built", reason="built with CUDA")
+@pytest.mark.parametrize(("devices", "warnings"), [(["cpu"], 0), (["cuda", "cuda"], 1)], ids=str)
+def test_one_warning_says_that_there_are_no_cuda_kernels(devices, warnings):
+    command = [sys.executable, "-c", CALLS, *devices]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT / "tests" / "support")
+    assert result.returncode == 0, result.stderr
+    sentence = (
+        "lltm: expected a library with CUDA kernels, but this one was built without, so calls on a "
+        "GPU are slow; build it again with CUDA_HOME set"
+    )
+    assert result.stderr.count(sentence) == warnings
+
+
+def cuobjdump() -> str | None:
+    """The toolkit's, or the one that torch's Triton carries."""
+    places = [Path(CUDA_HOME) / "bin"] if CUDA_HOME else []
+    triton = importlib.util.find_spec("triton")
+    if triton is not None and triton.origin is not None:
+        places.append(Path(triton.origin).parent / "backends" / "nvidia" / "bin")
+    return shutil.which("cuobjdump", path=os.pathsep.join(map(str, places)))
+
+
+needs_cuda_build = pytest.mark.skipif(
+    lltm_ops.build_info()["cuda"] == "not built", reason="built without CUDA"
+)
+
+
+@needs_cuda_build
+@pytest.mark.parametrize(
+    "sources",
+    [
+        ["benchmarks/probes.cu"],
+        ["benchmarks/ablations.cu"],
+        ["tests/cuda/recurrence/check.cpp", "csrc/cuda/recurrence/lltm_recurrence_kernel.cu"],
+    ],
+    ids=lambda sources: sources[0],
+)
+def test_programs_for_a_gpu_compile(tmp_path, sources):
+    """The options are those of benchmarks/gpu.py and probes.py."""
+    program = tmp_path / "program"
+    command = [f"{CUDA_HOME}/bin/nvcc", "-std=c++20", "-arch=sm_90", "-Werror", "all-warnings"]
+    command += ["--expt-relaxed-constexpr", f"-I{ROOT / 'csrc'}", "-x", "cu", "-o", program]
+    command += [f"-isystem={path}" for path in include_paths()]
+    subprocess.run([*command, *(ROOT / source for source in sources)], check=True)
+    assert program.exists()
+
+
+def dumped(option: str) -> dict[str, str]:
+    """What cuobjdump says of the library, by architecture."""
+    tool = cuobjdump()
+    assert tool is not None, "neither the CUDA toolkit nor Triton has cuobjdump"
+    command = [tool, option, built_library()]
+    parts = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = {}
+    for part in parts.split("Fatbin elf code:")[1:]:
+        architecture = re.search(r"arch = sm_(\d+)", part)[1]
+        found[architecture] = found.get(architecture, "") + part
+    architectures = lltm_ops.build_info()["cuda_architectures"]
+    assert set(found) == set(re.findall(r"\d+", architectures.replace(".", "")))
+    return found
+
+
+# So many instances of each kernel: of dtypes, with gates or without, of 1, 2 and 4 tiles.
+KERNELS = {
+    "11ForwardUnit": 8,
+    "19SequenceForwardUnit": 8,
+    "12BackwardUnit": 4,
+    "20SequenceBackwardUnit": 4,
+    "21forward_kernel_device": 6,
+    "22backward_kernel_device": 6,
+}
+
+
+@needs_cuda_build
+def test_kernels_use_no_local_memory():
+    """Neither for spilled registers nor for arrays, in any architecture of the build."""
+    for part in dumped("--dump-resource-usage").values():
+        usage = re.findall(r"Function (\S+):\s+REG:\d+ STACK:(\d+) .*LOCAL:(\d+)", part)
+        counts = {kernel: sum(kernel in name for name, *_ in usage) for kernel in KERNELS}
+        assert counts == KERNELS
+        assert [row for row in usage if row[1:] != ("0", "0")] == []
+
+
+@needs_cuda_build
+def test_the_recurrence_fits_a_multiprocessor():
+    """174 to 216 by nvcc 13.0; at 255 they would begin to spill."""
+    for part in dumped("--dump-resource-usage").values():
+        registers = re.findall(r"Function \S*recurrence\S+:\s+REG:(\d+)", part)
+        assert len(registers) == 12
+        assert all(int(count) <= 224 for count in registers)
+
+
+@needs_cuda_build
+def test_the_recurrence_has_tensor_cores_and_one_barrier_a_step():
+    for part in dumped("-sass").values():
+        kernels = [text for text in part.split("Function : ")[1:] if "recurrence" in text[:200]]
+        assert len(kernels) == 12
+        for text in kernels:
+            # Four blocks of columns of three gates, of two products each, for each tile.
+            tiles = int(re.search(r"kernel_deviceILi(\d)E", text)[1])
+            assert text.count("HMMA.16816.F32") == 24 * tiles
+            assert text.count("BAR.SYNC") == 1
+
+
+@needs_cuda_build
+def test_the_recurrence_reads_and_publishes_past_the_first_cache():
+    """What blocks exchange goes through the cache of the whole GPU, in each look and store."""
+    for part in dumped("-sass").values():
+        for text in part.split("Function : ")[1:]:
+            if "recurrence" in text[:200]:
+                looks = re.findall(r"LDG\.E\.128\S*", text)
+                assert looks and all("STRONG.GPU" in look for look in looks)
+                assert "STG.E.STRONG.GPU" in text

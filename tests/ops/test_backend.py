@@ -1,0 +1,93 @@
+"""A backend that docs/add_a_backend.md tells how to add, and what holds of it without more."""
+
+import functools
+import itertools
+
+import pytest
+import torch
+from common import (
+    CELL,
+    LAYOUTS,
+    OPERATORS,
+    PADDED,
+    TOLERANCES,
+    assert_matches_float64,
+    composite,
+    double,
+    each_dtype,
+    each_shape,
+    load_beside_library,
+)
+
+# The tests share what they compile.
+pytestmark = pytest.mark.xdist_group("backend")
+KEY = torch._C.DispatchKey.PrivateUse1
+
+
+@pytest.fixture(scope="module", autouse=True)
+def backend():
+    load_beside_library("lltm_backend", "ops/backend/lltm_kernel_privateuse1.cpp")
+
+
+def on_backend(op):
+    """No tensor is of the backend: its entry of the dispatch table is called by its key."""
+    return functools.partial(op.default.redispatch, torch._C.DispatchKeySet(KEY))
+
+
+def test_its_kernels_take_the_place_of_composite_formulas():
+    for operator in OPERATORS:
+        for op in (operator.forward, operator.forward_with_gates, operator.backward):
+            name = op.default.name()
+            of_cell = "sequence" not in name
+            assert torch._C._dispatch_has_kernel_for_dispatch_key(name, KEY) == of_cell
+
+
+@each_dtype
+@each_shape
+def test_values_and_gradients(dtype, shape):
+    inputs = CELL.inputs(dtype=dtype, shape=(1, *shape))
+    outputs = on_backend(CELL.forward_with_gates)(*inputs)
+    exact = CELL.forward_with_gates(*double(inputs))
+    for ours, expected in zip(outputs, exact, strict=True):
+        assert_matches_float64(ours, expected)
+    for ours, again in zip(on_backend(CELL.forward)(*inputs), outputs, strict=False):
+        assert torch.equal(ours, again)
+    inputs = CELL.backward_inputs(dtype=dtype, shape=(1, *shape))
+    exact = composite(CELL.backward)(*double(inputs), [True] * 5)
+    # A gradient of the weights sums over the batch, and its rounding errors with it.
+    growth = max(1, shape[0]) ** 0.5
+    tolerance = {name: value * growth for name, value in TOLERANCES[dtype].items()}
+    results = on_backend(CELL.backward)(*inputs, [True] * 5)
+    for ours, expected in zip(results, exact, strict=True):
+        assert_matches_float64(ours, expected, **tolerance)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_layout(layout):
+    inputs = [LAYOUTS[layout](tensor) for tensor in CELL.inputs()]
+    for ours, exact in zip(
+        on_backend(CELL.forward)(*inputs), CELL.reference(*double(inputs)), strict=True
+    ):
+        assert_matches_float64(ours, exact)
+
+
+@pytest.mark.parametrize("mask", list(itertools.product([False, True], repeat=5)))
+def test_output_mask(mask):
+    results = on_backend(CELL.backward)(*CELL.backward_inputs(), mask)
+    assert tuple(result is not None for result in results) == mask
+
+
+def test_errors_are_the_same():
+    inputs = CELL.inputs()
+    inputs[2] = inputs[2][:-1]
+    words = (
+        r"^lltm::forward: expected bias to have shape \[3 \* state_size\] = \[12\], but got \[11\]"
+    )
+    with pytest.raises(RuntimeError, match=words):
+        on_backend(CELL.forward)(*inputs)
+
+
+def test_sequences_run_as_composite_formulas():
+    inputs = PADDED.inputs()
+    exact = PADDED.reference(*double(inputs))
+    PADDED.assert_match(on_backend(PADDED.forward)(*inputs), exact, torch.float32)

@@ -1,0 +1,183 @@
+"""Every path of the CPU kernels gives the same numbers, on every machine.
+
+Which instructions the kernels use, and which products of oneDNN, is chosen once in a process, so
+each choice runs the value and gradient tests in its own.
+"""
+
+import os
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from common import (
+    CXX,
+    ROOT,
+    SEQUENCE_SHAPES,
+    SHAPES,
+    assert_matches_float64,
+    backward_inputs,
+    double,
+    each_dtype,
+    sample_inputs,
+    sequence_backward_inputs,
+    sequence_inputs,
+)
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.cpp_extension import include_paths
+
+import lltm_ops
+
+TESTS = Path(__file__).parent
+# csrc/cpu/primitives/gemm.cpp asks the same.
+INSTRUCTIONS = Path("/proc/cpuinfo").read_text().split()
+HAS_BFLOAT16_PRODUCTS = "avx512_bf16" in INSTRUCTIONS
+# Derivatives of higher order run no other kernels than these, and sizes of 0 none.
+CHOSEN = (
+    "not cuda and not gradgradcheck and not gradcheck and not composite and not checkpointing "
+    "and not of_nothing"
+)
+VALUE_TESTS = ["test_values.py", "test_gradients.py", "test_sequence.py"]
+# The kernels run as portable code and with AVX2; oneDNN with AVX-512 without bfloat16, with AVX2,
+# and with nothing that it has products for, where PyTorch takes the BLAS. What the machine takes by
+# itself runs in this process already: a choice differs from it where there are instructions that
+# it forbids.
+CHOICES = {
+    ("ATEN_CPU_CAPABILITY", "default"): "avx2",
+    ("ATEN_CPU_CAPABILITY", "avx2"): "avx512f",
+    ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE"): "avx512_bf16",
+    ("ONEDNN_MAX_CPU_ISA", "AVX2"): "avx512f",
+    ("ONEDNN_MAX_CPU_ISA", "SSE41"): "avx2",
+}
+
+
+def run_tests(chosen, files, **environment):
+    paths = [str(TESTS / name) for name in files]
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-k", chosen, "-p", "no:cacheprovider", *paths],
+        env={**os.environ, **environment},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-1000:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [choice for choice, forbidden in CHOICES.items() if forbidden in INSTRUCTIONS],
+)
+def test_path(variable, value):
+    run_tests(CHOSEN, VALUE_TESTS, **{variable: value})
+
+
+PRETEND_16_PROCESSORS = """
+int omp_get_num_procs(void) {
+  return 16;
+}
+"""
+
+
+def test_teams_of_more_threads_than_this_machine_has_processors(tmp_path):
+    """The kernels form no such team by themselves, so few machines would test the larger ones."""
+    source, library = tmp_path / "pretend.c", tmp_path / "pretend.so"
+    source.write_text(PRETEND_16_PROCESSORS)
+    subprocess.run([CXX, "-shared", "-fPIC", source, "-o", library], check=True)
+    run_tests("threads", ["test_sequence.py"], LD_PRELOAD=str(library))
+
+
+LOOPS_OF_GATES = """
+#include "ops/gate_math.h"
+
+void forward(const float* __restrict__ in, float* __restrict__ out, long n) {
+  for (long i = 0; i < n; ++i) {
+    const auto cell = lltm::cell_forward<float>(in[i], in[i + n], in[i + 2 * n], in[i + 3 * n]);
+    out[i] = cell.new_h;
+    out[i + n] = cell.new_cell;
+  }
+}
+
+void backward(const float* __restrict__ in, float* __restrict__ out, long n) {
+  for (long i = 0; i < n; ++i) {
+    const auto cell = lltm::cell_backward<float>(
+        in[i], in[i + n], in[i + 2 * n], in[i + 3 * n], in[i + 4 * n], in[i + 5 * n]);
+    out[i] = cell.d_input_gate;
+    out[i + n] = cell.d_output_gate;
+    out[i + 2 * n] = cell.d_candidate;
+    out[i + 3 * n] = cell.d_old_cell;
+  }
+}
+"""
+INSTRUCTION_SETS = {16: [], 32: ["-mavx2", "-mfma"], 64: ["-mavx512f", "-mprefer-vector-width=512"]}
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="instruction sets of x86")
+@pytest.mark.parametrize("width", INSTRUCTION_SETS)
+def test_the_loops_of_the_gates_are_vectorised(tmp_path, width):
+    """With -O3 alone: in the source no choice is left of which the compiler makes a jump."""
+    source = tmp_path / "loops.cpp"
+    source.write_text(LOOPS_OF_GATES)
+    includes = [f"-I{ROOT / 'csrc'}", *(f"-I{path}" for path in include_paths())]
+    options = ["-std=c++20", "-O3", *INSTRUCTION_SETS[width], "-fopt-info-vec"]
+    command = [CXX, *options, *includes, "-c", source, "-o", tmp_path / "loops.o"]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    assert len(re.findall(rf"loops.cpp.* loop vectorized using {width} byte vectors", said)) == 2
+
+
+def paths(call):
+    """The names that the kernels record for the profiler."""
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        call()
+    names = {event.key for event in profiled.key_averages()}
+    return {name for name in names if re.match("lltm::.*_gemm", name)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("onednn", [True, False])
+def test_a_profile_says_which_path_a_call_took(dtype, onednn):
+    native = dtype == torch.bfloat16 and onednn and HAS_BFLOAT16_PRODUCTS
+    gemm = "gemm_bfloat16" if native else "gemm"
+    with torch.backends.mkldnn.flags(enabled=onednn):
+        for batch, expected in ((8, "forward_gemm"), (64, f"forward_{gemm}")):
+            inputs = sample_inputs(dtype=dtype, shape=(batch, 6, 4))
+            assert paths(lambda i=inputs: lltm_ops.forward(*i)) == {f"lltm::{expected}"}
+        inputs = backward_inputs(dtype=dtype, shape=(3, 6, 4))
+        assert paths(lambda: lltm_ops.backward(*inputs)) == {f"lltm::backward_{gemm}"}
+        # With few steps, a sequence takes the paths of the cell.
+        for steps, expected in ((7, "forward_gemm"), (8, f"sequence_forward_{gemm}")):
+            inputs = sequence_inputs(dtype=dtype, shape=(steps, 3, 6, 4))
+            found = paths(lambda i=inputs: lltm_ops.sequence_forward(*i))
+            assert found == {f"lltm::{expected}"}
+        inputs = sequence_backward_inputs(dtype=dtype, shape=(3, 3, 6, 4))
+        found = paths(lambda: lltm_ops.sequence_backward(*inputs))
+        assert found == {f"lltm::sequence_backward_{gemm}"}
+
+
+@each_dtype
+def test_the_shapes_of_the_tests_take_every_path(dtype):
+    taken = set()
+    for shape in SHAPES:
+        inputs = sample_inputs(dtype=dtype, shape=shape)
+        taken |= paths(lambda i=inputs: lltm_ops.forward(*i))
+    for shape in SEQUENCE_SHAPES:
+        inputs = sequence_inputs(dtype=dtype, shape=shape)
+        taken |= paths(lambda i=inputs: lltm_ops.sequence_forward(*i))
+    expected = {"forward_gemm", "sequence_forward_gemm"}
+    if dtype == torch.bfloat16 and HAS_BFLOAT16_PRODUCTS:
+        expected |= {"forward_gemm_bfloat16", "sequence_forward_gemm_bfloat16"}
+    assert taken == {f"lltm::{name}" for name in expected}
+
+
+@each_dtype
+def test_without_onednn(dtype):
+    """It can be switched off and on at any time."""
+    inputs = sample_inputs(dtype=dtype, shape=(40, 30, 50))
+    exact = lltm_ops.reference(*double(inputs))
+    with torch.backends.mkldnn.flags(enabled=False):
+        outputs = lltm_ops.forward(*inputs)
+    for actual, expected in zip(outputs, exact, strict=True):
+        assert_matches_float64(actual, expected)

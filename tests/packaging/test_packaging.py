@@ -1,0 +1,331 @@
+"""Building, loading, and what is said where that fails; each in a process of its own."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+import shell_blocks
+import torch
+from common import CXX, ROOT
+
+import lltm_ops
+from lltm_ops import _extension
+
+# Also where make cuda-check asks for CUDA.
+CPU_ONLY = {"FORCE_CPU": "1", "FORCE_CUDA": "0"}
+LIBRARY = next(Path(lltm_ops.__file__).parent.glob(f"{_extension.library_name()}.*"))
+
+
+def run(code, folder=ROOT, **environment):
+    """Python runs code with folder first on its path. Returns exit code, and what it printed or,
+    if it failed, what it complained of."""
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(folder), **environment},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
+    return result.returncode, result.stderr if result.returncode else result.stdout
+
+
+@pytest.fixture
+def package_without_library(tmp_path):
+    shutil.copytree(ROOT / "lltm_ops", tmp_path / "lltm_ops", ignore=shutil.ignore_patterns("*.so"))
+    return tmp_path
+
+
+def test_build_info():
+    info = lltm_ops.build_info()
+    assert info.keys() == {
+        "lltm_ops", "python", "torch", "built_for_torch", "compiler", "cuda", "cuda_architectures",
+        "cpu_capability",
+    }  # fmt: skip
+    assert info["lltm_ops"] == lltm_ops.__version__
+    assert torch.__version__.startswith(info["built_for_torch"])
+    assert (info["cuda"] == "not built") == (info["cuda_architectures"] == "none")
+
+
+def test_every_source_file_has_a_base_name_of_its_own():
+    names = [Path(source).name for source in _extension.sources(cuda=True)]
+    assert len(set(names)) == len(names)
+    in_tree = {path.name for path in (ROOT / "csrc").rglob("*") if path.suffix in (".cpp", ".cu")}
+    assert in_tree == set(names)
+
+
+def layer(file: Path) -> int:
+    """By the name of a file in csrc: what operators share, the cell, sequences, dispatch keys."""
+    if file.name in ("autocast.cpp", "autograd.cpp", "meta.cpp", "vmap.cpp"):
+        return 3
+    return 2 if file.name.startswith("lltm_sequence") else 1 if file.name.startswith("lltm") else 0
+
+
+@pytest.mark.parametrize(
+    "file",
+    [path.relative_to(ROOT / "csrc") for path in sorted((ROOT / "csrc").rglob("*.*"))],
+    ids=str,
+)
+def test_files_of_csrc_include_only_what_is_below(file):
+    """docs/architecture.md: whoever reads the cell opens nothing of a sequence, whoever reads a
+    building block no operator, and a backend depends on no other."""
+    for include in re.findall('^#include "(.+)"', (ROOT / "csrc" / file).read_text(), re.MULTILINE):
+        folder = Path(include).parts[0]
+        assert folder in ("ops", file.parts[0])
+        assert layer(Path(include)) <= layer(file)
+        if file.parent.name == "primitives":
+            assert include.startswith("cpu/primitives/")
+
+
+@pytest.mark.slow
+def test_wheel(tmp_path):
+    """One for all Pythons; what the documented `pip install --no-build-isolation .` installs."""
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation", "--no-deps"]
+    without_cuda = {**os.environ, **CPU_ONLY}  # quicker, and the same wheel otherwise
+    subprocess.run([*pip, "--wheel-dir", str(tmp_path), str(ROOT)], check=True, env=without_cuda)
+    (wheel,) = tmp_path.glob("*.whl")
+    tag = re.escape(_extension.wheel_build_tag())
+    assert re.fullmatch(rf"lltm_ops-[\d.]+-{tag}-cp310-abi3-linux_\w+\.whl", wheel.name)
+    names = zipfile.ZipFile(wheel).namelist()
+    assert f"lltm_ops/{LIBRARY.name}" in names
+    assert "lltm_ops/py.typed" in names
+    metadata = zipfile.ZipFile(wheel).read(next(n for n in names if n.endswith("METADATA")))
+    assert f"Requires-Dist: torch=={_extension.torch_minor()}.*".encode() in metadata
+    assert b"License-Expression: BSD-3-Clause" in metadata
+    assert not any("torch/lib" in name or name.startswith(("csrc", "tests")) for name in names)
+    installed = tmp_path / "installed"
+    zipfile.ZipFile(wheel).extractall(installed)
+    status, output = run("import lltm_ops; print(lltm_ops.__file__)", installed)
+    assert (status, output) == (0, f"{installed}/lltm_ops/__init__.py\n")
+    # Beside torch, as in site-packages, the library finds it by itself.
+    (installed / "torch").symlink_to(Path(torch.__file__).parent)
+    code = f"import ctypes; ctypes.CDLL('{installed}/lltm_ops/{LIBRARY.name}'); print('loaded')"
+    assert run(code, tmp_path) == (0, "loaded\n")
+
+
+def test_the_sdist_has_what_pip_needs_to_build_and_no_more(tmp_path):
+    checkout = tmp_path / "checkout"
+    # The copy is that of a new clone. setuptools would add what an earlier egg-info lists.
+    built = shutil.ignore_patterns(".*", "build", "dist", "runs", "*.egg-info", "*.so")
+    shutil.copytree(ROOT, checkout, ignore=built)
+    command = [sys.executable, "setup.py", "--quiet", "sdist"]
+    subprocess.run(command, cwd=checkout, check=True, env={**os.environ, **CPU_ONLY})
+    (sdist,) = (checkout / "dist").glob("lltm_ops-*.tar.gz")
+    with tarfile.open(sdist) as content:
+        names = {name.partition("/")[2] for name in content.getnames()}
+    sources = {str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.*")}
+    package = {f"lltm_ops/{path.name}" for path in (ROOT / "lltm_ops").glob("*.py*")}
+    files = {"setup.py", "pyproject.toml", "LICENSE", "README.md", "MANIFEST.in"}
+    assert sources | package | files <= names
+    folders = {name.partition("/")[0] for name in names if "/" in name}
+    assert folders == {"csrc", "lltm_ops", "lltm_ops.egg-info"}
+
+
+def test_metadata_without_a_warning(tmp_path):
+    command = [sys.executable, "-W", "error", "setup.py", "--quiet", "egg_info"]
+    result = subprocess.run(
+        [*command, "--egg-base", tmp_path], cwd=ROOT, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.slow
+def test_builds_just_in_time(tmp_path):
+    """The same sources, in a process that must not take the installed library, for debugging.
+
+    The lock of a build that was killed lies there already.
+    """
+    directory = tmp_path / "build" / "debug" / f"lltm_ops{_extension.library_name()}"
+    directory.mkdir(parents=True)
+    (directory / "lock").touch()
+    code = """
+import torch, lltm_ops
+loaded = {line.split()[-1] for line in open("/proc/self/maps") if "_C_torch" in line}
+assert len(loaded) == 1 and "abi3" not in loaded.pop()
+a = [torch.randn(3, 5), torch.randn(12, 9), torch.randn(12), torch.randn(3, 4), torch.randn(3, 4)]
+torch.testing.assert_close(lltm_ops.forward(*a), lltm_ops.reference(*a))
+print("just in time")
+"""
+    options = {
+        "LLTM_OPS_JIT": "1",
+        "DEBUG": "1",
+        **CPU_ONLY,
+        "TORCH_EXTENSIONS_DIR": str(tmp_path / "build" / "debug"),
+        "MAX_JOBS": "2",
+    }
+    status, output = run(code, **options)
+    assert status == 0 and output.endswith("just in time\n"), output
+    for commands, lines in shell_blocks.DEBUG:
+        shell_blocks.assert_prints(commands, lines, tmp_path, **options)
+
+
+def test_import_does_not_load_what_builds():
+    code = "import sys, lltm_ops; print('torch.utils.cpp_extension' in sys.modules)"
+    assert run(code) == (0, "False\n")
+
+
+def test_a_library_loaded_by_hand_is_not_loaded_twice():
+    """Twice would abort the process."""
+    code = f"import torch; torch.ops.load_library({str(LIBRARY)!r}); import lltm_ops; print('once')"
+    assert run(code) == (0, "once\n")
+
+
+def dry_run_of_demo(*arguments, **environment):
+    command = ["make", "--dry-run", "demo", *arguments]
+    # Under `make test VENV=... PYTHON=...`, these would hand down the choices of that call.
+    handed_down = {"MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "VENV", "PYTHON"}
+    inherited = {k: v for k, v in os.environ.items() if k not in handed_down}
+    return subprocess.run(
+        command, cwd=ROOT, env=inherited | environment, capture_output=True, text=True
+    ).stdout
+
+
+def test_make_ignores_a_python_from_the_environment():
+    """It means something else there: only `make PYTHON=...` chooses an environment."""
+    assert ".venv/bin/python examples/char_lm.py" in dry_run_of_demo(PYTHON="another")
+    assert "another examples/char_lm.py" in dry_run_of_demo("PYTHON=another")
+
+
+@pytest.mark.parametrize("options", ["", "--seed=1", "--steps=9 --resume"])
+def test_make_demo_runs_twice(options):
+    """It replaces what it left before; test_examples.py has that --resume goes on."""
+    printed = dry_run_of_demo(f"DEMO_ARGS={options}")
+    assert f"char_lm.py --output=runs/demo --anew {options}\n" in printed
+
+
+@pytest.mark.parametrize("options", ["--output=elsewhere", "--seed=1 --output elsewhere"])
+def test_make_demo_replaces_nothing_elsewhere(options):
+    printed = dry_run_of_demo(f"DEMO_ARGS={options}")
+    assert f"char_lm.py --output=runs/demo {options}" in " ".join(printed.split())
+    assert "--anew" not in printed
+
+
+def test_without_library(package_without_library):
+    status, output = run("import lltm_ops", package_without_library)
+    assert status == 1
+    assert re.search(
+        r"ImportError: lltm_ops: expected a library built for torch \S+ in \S+, but got none: "
+        r"build it with `pip install --no-build-isolation \.`",
+        output,
+    ), output
+
+
+def test_with_libraries_for_other_versions_of_torch(package_without_library):
+    for name in ("_C_torch2_9_cpu.abi3.so", "_C_torch2_10_cu130.abi3.so"):
+        (package_without_library / "lltm_ops" / name).touch()
+    status, output = run("import lltm_ops", package_without_library)
+    assert status == 1
+    assert "but got one for torch 2.10 (cu130) and torch 2.9 (cpu): build it with" in output
+
+
+def test_in_a_checkout_that_was_not_built(package_without_library):
+    """It hides an installed package from a Python started there: say so."""
+    (package_without_library / "csrc").mkdir()
+    status, output = run("import lltm_ops", package_without_library)
+    assert status == 1
+    assert "but got none: this is a checkout, so either build here with" in output
+
+
+def test_ninja_beside_python_is_found(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    _extension._find_ninja()
+    assert os.environ["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
+
+
+def test_a_library_that_does_not_load(package_without_library):
+    """An upgrade of torch may do this: a symbol that the library needs is gone."""
+    broken = package_without_library / "lltm_ops" / LIBRARY.name
+    code = "int gone_from_torch(void); int call(void) { return gone_from_torch(); }"
+    compiler = [CXX, "-shared", "-fPIC", "-x", "c", "-", "-o", str(broken)]
+    subprocess.run(compiler, input=code, text=True, check=True)
+    status, output = run("import lltm_ops", package_without_library)
+    assert status == 1
+    assert re.search(
+        r"ImportError: lltm_ops: \S+ does not load with torch \S+ \(.*undefined symbol: "
+        r"gone_from_torch\): build it with",
+        output,
+    ), output
+
+
+def test_just_in_time_without_sources(package_without_library):
+    status, output = run("import lltm_ops", package_without_library, LLTM_OPS_JIT="1")
+    assert status == 1
+    assert "ImportError: lltm_ops: no C++ sources at" in output
+
+
+def test_setup_without_torch_says_so():
+    code = (
+        "import sys, runpy; sys.modules['torch'] = None; sys.argv = ['setup.py', '--version']; "
+        "runpy.run_path('setup.py', run_name='__main__')"
+    )
+    status, output = run(code)
+    assert status == 1
+    assert "Traceback" not in output
+    line = output.strip().splitlines()[-1]
+    assert "even where yours has one: install torch if it is missing, then run" in line
+    assert line.endswith("`pip install --no-build-isolation .`")
+
+
+def test_setup_with_old_setuptools_says_so():
+    code = (
+        "import sys, runpy, setuptools; setuptools.__version__ = '66.1.1'; "
+        "sys.argv = ['setup.py', '--version']; runpy.run_path('setup.py', run_name='__main__')"
+    )
+    status, output = run(code)
+    assert status == 1
+    assert output.startswith("lltm_ops: expected setuptools 77 or later")
+    assert output.endswith("but got 66.1.1: run `python -m pip install 'setuptools>=77'`\n")
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has CUDA")
+def test_forced_cuda_that_cannot_be_built(monkeypatch):
+    monkeypatch.delenv("FORCE_CPU", raising=False)
+    monkeypatch.setenv("FORCE_CUDA", "1")
+    with pytest.raises(RuntimeError, match=r"FORCE_CUDA=1, but torch .* was built without CUDA"):
+        _extension.builds_cuda()
+    status, output = run(
+        "import runpy, sys; sys.argv = ['setup.py', '--version']; "
+        "runpy.run_path('setup.py', run_name='__main__')"
+    )
+    assert status == 1
+    assert "Traceback" not in output and "lltm_ops: FORCE_CUDA=1, but torch" in output
+
+
+def test_forced_both_ways(monkeypatch):
+    monkeypatch.setenv("FORCE_CPU", "1")
+    monkeypatch.setenv("FORCE_CUDA", "1")
+    with pytest.raises(RuntimeError, match="FORCE_CUDA=1, but FORCE_CPU=1 too: unset one of them"):
+        _extension.builds_cuda()
+
+
+def test_forced_cpu(monkeypatch):
+    monkeypatch.delenv("FORCE_CUDA", raising=False)
+    monkeypatch.setenv("FORCE_CPU", "1")
+    assert not _extension.builds_cuda()
+    assert not any(source.endswith(".cu") for source in _extension.sources(cuda=False))
+
+
+def test_debug_build_has_symbols(monkeypatch):
+    monkeypatch.setenv("DEBUG", "1")
+    for flags in _extension.compile_args(cuda=False).values():
+        assert {"-O0", "-g"} <= set(flags)
+
+
+def test_the_library_asks_for_no_python_and_no_openmp_of_its_own():
+    """So it loads without Python, and shares the threads of libtorch."""
+    undefined = subprocess.run(
+        ["nm", "--dynamic", "--undefined-only", str(LIBRARY)], capture_output=True, text=True
+    ).stdout
+    assert "GOMP_parallel" in undefined
+    assert not re.search(r" _?Py[A-Z_]", undefined)
+    needed = subprocess.run(
+        ["readelf", "--dynamic", str(LIBRARY)], capture_output=True, text=True
+    ).stdout
+    assert "libtorch_cpu.so" in needed
+    assert "gomp" not in needed and "libpython" not in needed
+    assert re.search(r"runpath: \[(.*:)?\$ORIGIN/\.\./torch/lib\]", needed)

@@ -1,0 +1,89 @@
+"""Each test of the book fails with the code of the chapter before, and passes with its own."""
+
+import importlib.util
+import re
+
+import pytest
+from common import ROOT
+
+spec = importlib.util.spec_from_file_location("run", ROOT / "examples" / "book" / "run.py")
+book = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(book)
+
+PAGES = sorted((ROOT / "docs" / "book").glob("[01]*.md"))
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+each_chapter = pytest.mark.parametrize(
+    "number", range(len(book.CHAPTERS)), ids=[folder.name for folder in book.CHAPTERS]
+)
+
+
+def compiles(test):
+    """Slow, and one after the other: chapters share what was compiled."""
+    return pytest.mark.slow(pytest.mark.xdist_group("book")(test))
+
+
+def blocks(page, language):
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.M | re.S)
+
+
+@compiles
+@each_chapter
+def test_passes_after_it_failed(number):
+    chapter = book.CHAPTERS[number]
+    before = book.test(chapter, book.CHAPTERS[number - 1] if number else None)
+    assert before.returncode != 0 or " skipped" in before.stdout, before.stdout
+    after = book.test(chapter, chapter)
+    assert after.returncode == 0, after.stdout
+    # The errors that the page shows are those that its reader gets.
+    for line in re.findall(r"^E +(.+?)(?: \.\.\.)?$", PAGES[number].read_text(), re.M):
+        assert " skipped" in before.stdout or line in before.stdout, line
+    # Here, because chapters share what was compiled.
+    if "__main__" in (chapter / "lltm.py").read_text():
+        program = book.run(chapter, chapter / "lltm.py")
+        assert program.returncode == 0, program.stdout
+        assert program.stdout
+
+
+@compiles
+def test_a_build_that_was_killed_keeps_nobody_waiting():
+    for name in ("book", "book_03"):
+        (book.EXTENSIONS / name).mkdir(parents=True, exist_ok=True)
+        (book.EXTENSIONS / name / "lock").touch()
+    for number in (2, 3):
+        code = "import faulthandler; faulthandler.dump_traceback_later(600, exit=True); import lltm"
+        result = book.run(book.CHAPTERS[number], "-c", code)
+        assert result.returncode == 0, result.stdout
+
+
+@compiles
+def test_the_other_ways_to_build():
+    chapter = book.CHAPTERS[1]
+    result = book.run(chapter, *book.PYTEST, chapter / "test_builds.py")
+    assert result.returncode == 0, result.stdout
+
+
+@each_page
+def test_code_of_the_page_is_that_of_the_program(page):
+    """The page may leave lines out, where it says so with three dots."""
+    files = [
+        path.read_text()
+        for path in (ROOT / "examples" / "book" / page.stem).rglob("*")
+        if path.suffix in {".py", ".cpp", ".h", ".cu", ".toml", ".txt", ".yml"}
+    ]
+    quoted = [block for language in ("python", "cpp", "toml") for block in blocks(page, language)]
+    assert quoted
+    for block in quoted:
+        for part in re.split(r"^ *(?://|#) \.\.\.\n", block, flags=re.M):
+            assert any(part.strip("\n") in text for text in files), part
+
+
+def test_every_chapter_has_a_page_and_a_program():
+    folders = {path.name for path in (ROOT / "examples" / "book").glob("[01]*")}
+    assert {page.stem for page in PAGES} == folders
+
+
+@each_page
+def test_page_keeps_to_the_plan(page):
+    text = page.read_text()
+    assert re.search(r"\A# \d+ [A-Z].*\n\n## The failure\n", text)
+    assert "\n## What the package does beyond this\n" in text

@@ -1,0 +1,142 @@
+"""What README and docs say is so: their code runs, and what they name is there."""
+
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+import shell_blocks
+from common import ROOT, needs_torchscript
+
+# test_book.py has the code of these pages.
+BOOK = sorted((ROOT / "docs" / "book").glob("*.md"))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *BOOK]
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def blocks(page, language):
+    return re.findall(rf"^ *```{language}\n(.*?)^ *```$", page.read_text(), re.M | re.S)
+
+
+# By what stands in a block. make onnx installs the extra, and runs what needs it.
+NEEDS = {
+    "onnxruntime": pytest.mark.skipif(
+        find_spec("onnxruntime") is None, reason="needs the extra onnx"
+    ),
+    "torch.jit": needs_torchscript,
+}
+PYTHON_BLOCKS = [
+    pytest.param(
+        block,
+        id=f"{page.name}-{number}",
+        marks=[mark for word, mark in NEEDS.items() if word in block],
+    )
+    for page in PAGES
+    if page not in BOOK
+    for number, block in enumerate(blocks(page, "python"))
+]
+# Those of cpp.md belong together: test_cmake runs them. Those of debugging.md print something.
+SHELL_LINES = sorted(
+    {
+        line.strip()
+        for page in PAGES
+        if page.name not in ("cpp.md", "debugging.md")
+        for block in blocks(page, "sh")
+        for line in block.splitlines()
+    }
+)
+
+
+# torch.onnx copies what torch has deprecated: pyproject.toml ignores it for the tests themselves.
+IGNORED = "ignore:`isinstance(treespec, LeafSpec)` is deprecated:FutureWarning"
+
+
+@pytest.mark.parametrize("code", PYTHON_BLOCKS)
+def test_python_block_runs(code, tmp_path):
+    result = subprocess.run(
+        [sys.executable, "-W", IGNORED, "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    assert "Warning" not in result.stderr
+
+
+# By make fresh, test_packaging and test_new_package.
+TRIED_ELSEWHERE = {
+    "sudo apt-get install g++ make python3-dev python3-venv",
+    "pip install --no-build-isolation .",
+    "cd ../my_ops",
+    "python -m pip install --no-build-isolation -e .",
+    "python -m pytest",
+    "python setup.py build_ext --inplace",
+}
+
+
+@pytest.mark.parametrize("line", SHELL_LINES)
+def test_shell_line_is_a_target_or_tried_elsewhere(line):
+    """The targets themselves are tried by being run."""
+    if line in TRIED_ELSEWHERE:
+        return
+    command = re.sub(r"^(\w+=\S+ )*make", "make --dry-run", line)
+    assert command != line
+    subprocess.run(command, shell=True, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize(("commands", "lines"), shell_blocks.RELEASE + shell_blocks.ERRORS)
+def test_shell_block_prints_what_stands_below_it(commands, lines, tmp_path):
+    """test_packaging runs those that need a debug build."""
+    shell_blocks.assert_prints(commands, lines, tmp_path)
+
+
+def test_no_shell_block_is_left_out():
+    every = shell_blocks.RELEASE + shell_blocks.DEBUG + shell_blocks.ERRORS
+    shown = [block for block, _ in every]
+    assert blocks(ROOT / "docs" / "debugging.md", "sh") == shown
+
+
+@each_page
+def test_no_other_kind_of_block(page):
+    """A language that no test here runs would be a block that nobody runs."""
+    languages = set(re.findall(r"^ *```(\w+)$", page.read_text(), re.M))
+    assert languages <= {"python", "sh", "text"} | ({"cpp", "toml"} if page in BOOK else set())
+
+
+@each_page
+def test_links_lead_somewhere(page):
+    prose = re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.M | re.S)
+    prose = re.sub(r"`[^`\n]+`", "", prose)  # a lambda of C++ looks like a link
+    targets = re.findall(r"\]\(([^)#]+)\)", prose)
+    missing = [t for t in targets if not t.startswith("http") and not (page.parent / t).exists()]
+    assert not missing
+
+
+@each_page
+def test_named_tests_exist(page):
+    for file, name in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text()):
+        assert f"def {name}(" in (ROOT / file).read_text(), name
+    # Those of a package that make new writes, too.
+    files = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "examples" / "book").glob("*/tests/*.py")]
+    for name in re.findall(r"`(test_\w+)`", page.read_text()):
+        assert any(f"def {name}(" in file.read_text() for file in files), name
+
+
+def test_every_row_of_what_composes_names_a_test():
+    table = (ROOT / "docs" / "what_composes.md").read_text()
+    rows = [line for line in table.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) > 10
+    assert all(re.search(r"`tests/[\w/]+\.py::\w+` \|$", row) for row in rows)
+
+
+def test_the_folders_of_the_architecture_are_there():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    rows = re.findall(r"^\| (`[^|]+/`) \| (.+) \|$", page, re.M)
+    assert len(rows) > 8
+    for names, description in rows:
+        folders = [ROOT / name for name in re.findall(r"`([\w/]+)/`", names)]
+        folders = [
+            folder if folder.is_dir() else ROOT / "csrc" / folder.relative_to(ROOT)
+            for folder in folders
+        ]
+        assert all(folder.is_dir() for folder in folders), names
+        for name in re.findall(r"`(\w+\.(?:py|md))`", description):
+            assert any((folder / name).exists() for folder in folders), name

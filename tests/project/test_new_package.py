@@ -1,0 +1,415 @@
+"""make new: what it writes is built, tested and packed as its user does it. The template's own
+tests say that the operator is right."""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from common import CXX, HAS_TORCHSCRIPT, ROOT
+
+NAME = "gated_layers"
+MINOR = ".".join(torch.__version__.split(".")[:2])
+LIBRARY = f"_C_torch{MINOR.replace('.', '_')}"
+SECOND_BUILD = "python setup.py build_ext --inplace"
+AUTHOR = 'Ada "Countess" Lövelace'
+
+
+@pytest.fixture
+def new_package():
+    """examples/new_package.py as a module of its own for each test."""
+    file = ROOT / "examples" / "new_package.py"
+    spec = importlib.util.spec_from_file_location("new_package", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def compiles(test):
+    """Slow, and one after the other: they share the package that was built."""
+    return pytest.mark.slow(pytest.mark.xdist_group("new_package")(test))
+
+
+def environment(**variables):
+    """That of this process, but for what points to this project."""
+    ours = ("PYTHONPATH", "MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "NAME", "OUTPUT")
+    return {k: v for k, v in os.environ.items() if k not in ours} | variables
+
+
+def make_new(*arguments, **variables):
+    return subprocess.run(
+        ["make", "--no-print-directory", "new", f"BASE_PYTHON={sys.executable}", *arguments],
+        cwd=ROOT,
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory):
+    """Runs a script in an environment of its own, which borrows torch and pip from this one."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, symlinks=True)
+    (site_packages,) = folder.glob("lib/python*/site-packages")
+    borrowed = [path for path in sys.path if path.endswith("-packages")]
+    (site_packages / "borrowed.pth").write_text("\n".join(borrowed))
+    pip = folder / "bin" / "pip"
+    pip.write_text('#!/bin/sh\nexec python -m pip "$@"\n')
+    pip.chmod(0o755)
+    path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+
+    def run(script, cwd):
+        command = ["sh", "-ec", script]
+        result = subprocess.run(
+            command, cwd=cwd, env=environment(PATH=path), capture_output=True, text=True
+        )
+        assert result.returncode == 0, result.stdout + result.stderr
+        return result.stdout
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Folder of a package that make new wrote, and what it printed."""
+    output = tmp_path_factory.mktemp("made") / NAME
+    signed = {"COUNT": "1", "KEY_0": "user.name", "VALUE_0": AUTHOR}
+    variables = {f"GIT_CONFIG_{key}": value for key, value in signed.items()}
+    result = make_new(f"NAME={NAME}", f"OUTPUT={output}", **variables)
+    assert result.returncode == 0, result.stderr
+    return output, result.stdout
+
+
+@pytest.fixture(scope="module")
+def built(made, shell, tmp_path_factory):
+    """The folder after the commands that make new printed, and what these printed."""
+    output, printed = made
+    commands = re.findall("^  (.+)$", printed, re.MULTILINE)
+    return output, commands, shell("\n".join(commands), tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture(scope="module")
+def wheel(built, shell, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    shell(f"pip wheel --no-build-isolation --no-deps --wheel-dir {folder} .", built[0])
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+def python(code, folder, *paths):
+    """Runs code in a fresh process in a folder, with nothing of this project on its path."""
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        cwd=folder,
+        env=environment(PYTHONPATH=os.pathsep.join(map(str, paths))),
+        capture_output=True,
+        text=True,
+    )
+    return result.returncode, result.stderr if result.returncode else result.stdout
+
+
+def shell_blocks(page):
+    blocks = re.findall("```sh\n(.*?)```", page.read_text(), re.DOTALL)
+    return [block.splitlines() for block in blocks]
+
+
+@compiles
+def test_the_printed_commands_build_it_and_its_tests_pass(built):
+    output, commands, printed = built
+    assert commands == [
+        f"cd {output}",
+        "python -m pip install --no-build-isolation -e .",
+        "python -m pytest",
+    ]
+    assert re.search(r"\d+ passed", printed) and "failed" not in printed
+    assert shell_blocks(output / "README.md") == [commands[1:]]
+    begin = ["make new NAME=my_ops OUTPUT=../my_ops", "cd ../my_ops", *commands[1:]]
+    assert shell_blocks(ROOT / "docs" / "start_your_own.md") == [begin, [SECOND_BUILD]]
+
+
+USE = f"""
+import torch, {NAME}
+gate, value = torch.randn(2, 3, 4, requires_grad=True)
+for make in ({"torch.jit.script, " * HAS_TORCHSCRIPT}torch.compile(fullgraph=True),):
+    result = make({NAME}.swiglu)(gate, value)
+    torch.testing.assert_close(result, torch.nn.functional.silu(gate) * value)
+assert torch.ops.{NAME}.swiglu(gate, value).requires_grad
+print({NAME}.__file__)
+"""
+
+
+@compiles
+def test_compiles_and_scripts_in_another_folder(built, shell, tmp_path):
+    (tmp_path / "use.py").write_text(USE)
+    assert shell("python -W ignore use.py", tmp_path) == f"{built[0] / NAME}/__init__.py\n"
+
+
+@compiles
+def test_wheel_works_where_nothing_else_is(wheel, tmp_path):
+    assert re.fullmatch(rf"{NAME}-0\.1\.0-{re.escape(MINOR)}-cp310-abi3-linux_\w+\.whl", wheel.name)
+    with zipfile.ZipFile(wheel) as content:
+        names = content.namelist()
+        metadata = content.read(next(name for name in names if name.endswith("METADATA"))).decode()
+        content.extractall(tmp_path / "installed")
+    assert {name for name in names if "dist-info" not in name} == {
+        f"{NAME}/{name}"
+        for name in (f"{LIBRARY}.abi3.so", "__init__.py", "_library.py", "py.typed")
+    }
+    assert f"Requires-Dist: torch=={MINOR}.*" in metadata.splitlines()
+    (tmp_path / "empty").mkdir()
+    status, printed = python(USE, tmp_path / "empty", tmp_path / "installed")
+    assert (status, printed) == (0, f"{tmp_path}/installed/{NAME}/__init__.py\n")
+
+
+@compiles
+def test_library_asks_for_no_python_and_no_openmp_of_its_own(built):
+    def printed_by(*command):
+        library = str(built[0] / NAME / f"{LIBRARY}.abi3.so")
+        return subprocess.run(
+            [*command, library], capture_output=True, text=True, check=True
+        ).stdout
+
+    undefined = printed_by("nm", "--dynamic", "--undefined-only")
+    assert "GOMP_parallel" in undefined
+    assert not re.search(r" _?Py[A-Z_]", undefined)
+    needed = printed_by("readelf", "--dynamic")
+    assert "gomp" not in needed and "libpython" not in needed
+    assert "runpath: [$ORIGIN/../torch/lib]" in needed
+
+
+@compiles
+def test_a_second_build_compiles_only_what_changed(built, shell):
+    """The first one left objects, and nothing is left to compile."""
+    printed = shell(SECOND_BUILD, built[0])
+    assert "ninja: no work to do" in printed
+
+
+@compiles
+@pytest.mark.skipif(shutil.which("git") is None, reason="no git")
+def test_author_is_that_of_git(wheel):
+    with zipfile.ZipFile(wheel) as content:
+        name = next(name for name in content.namelist() if name.endswith("METADATA"))
+        assert f"Author: {AUTHOR}" in content.read(name).decode().splitlines()
+
+
+@pytest.fixture
+def without_library(new_package, tmp_path):
+    new_package.create(NAME, tmp_path / "new")
+    return tmp_path / "new"
+
+
+def test_error_without_library(without_library):
+    status, printed = python(f"import {NAME}", without_library, without_library)
+    assert status == 1
+    assert re.search(
+        rf"ImportError: {NAME}: expected a library for torch \S+ in \S+, but got none: build it "
+        r"with `pip install --no-build-isolation \.`",
+        printed,
+    ), printed
+
+
+def test_error_with_a_library_for_another_torch(without_library):
+    (without_library / NAME / "_C_torch2_9.abi3.so").touch()
+    status, printed = python(f"import {NAME}", without_library, without_library)
+    assert status == 1
+    assert ", but got _C_torch2_9.abi3.so: build it with `pip install" in printed
+
+
+def test_error_with_a_library_that_does_not_load(without_library):
+    broken = without_library / NAME / f"{LIBRARY}.abi3.so"
+    source = "int gone_from_torch(void); int call(void) { return gone_from_torch(); }"
+    command = [CXX, "-shared", "-fPIC", "-x", "c", "-", "-o", str(broken)]
+    subprocess.run(command, input=source, text=True, check=True)
+    status, printed = python(f"import {NAME}", without_library, without_library)
+    assert status == 1
+    assert re.search(r"does not load with torch \S+ \(.*undefined symbol: gone_from_t", printed)
+
+
+def test_setup_without_torch_says_so(without_library):
+    code = (
+        "import sys, runpy; sys.modules['torch'] = None; sys.argv = ['setup.py', '--version']; "
+        "runpy.run_path('setup.py', run_name='__main__')"
+    )
+    status, printed = python(code, without_library)
+    assert status == 1
+    assert printed.startswith(f"{NAME} is compiled against the torch") and "Trace" not in printed
+
+
+@pytest.mark.parametrize("name", ["ops", NAME, "Transformer2_ops"])
+def test_only_the_new_name_is_in_it(new_package, name, tmp_path):
+    new_package.author = lambda: None  # the name of a person may be any
+    new_package.create(name, tmp_path / "new")
+    lines = 0
+    for path in filter(Path.is_file, (tmp_path / "new").rglob("*")):
+        text = path.read_text()
+        lines += text.count("\n")
+        for word in ("my_ops", "lltm"):
+            assert word not in f"{path.relative_to(tmp_path)} {text}".lower(), path
+    assert 0 < lines < 650
+    for file in new_package.template_files():
+        assert (tmp_path / "new" / str(file).replace("my_ops", name)).is_file()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ruff") is None, reason="no ruff")
+@pytest.mark.parametrize("name", ["ops", NAME, "Transformer2_ops"])
+@pytest.mark.parametrize("command", [["check"], ["format", "--check"]], ids=" ".join)
+def test_ruff(new_package, name, command, tmp_path):
+    new_package.create(name, tmp_path / "new")
+    ruff = [sys.executable, "-m", "ruff", *command, "--no-cache", "."]
+    result = subprocess.run(ruff, cwd=tmp_path / "new", capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout
+
+
+def test_what_builds_and_tests_leave_is_not_copied(new_package, tmp_path):
+    """A user may have built the template before."""
+    expected = new_package.template_files()
+    ignore = shutil.ignore_patterns("build", "*.so", "*.egg-info", "__pycache__", ".*_cache")
+    shutil.copytree(new_package.TEMPLATE, tmp_path / "template", ignore=ignore)
+    for left in (
+        "build/x/csrc/swiglu.o",
+        "dist/my_ops-0.1.0.whl",
+        "my_ops.egg-info/PKG-INFO",
+        "my_ops/_C_torch2_13.abi3.so",
+        "my_ops/__pycache__/_library.cpython-311.pyc",
+        "tests/__pycache__/test_swiglu.cpython-311.pyc",
+        ".pytest_cache/README.md",
+        ".ruff_cache/CACHEDIR.TAG",
+    ):
+        (tmp_path / "template" / left).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "template" / left).write_bytes(b"\xff")
+    new_package.TEMPLATE = tmp_path / "template"
+    assert new_package.template_files() == expected
+    assert {str(file) for file in expected} >= {
+        "setup.py",
+        ".gitignore",
+        ".github/workflows/ci.yml",
+    }
+
+
+def refusal(new_package, capsys, *arguments):
+    """The one sentence that it ends with."""
+    with pytest.raises(SystemExit) as exit:
+        new_package.main(list(arguments))
+    assert exit.value.code == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.count("\n") == 1
+    return printed.err
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("", "error: NAME is missing: make new NAME=my_ops OUTPUT=../my_ops"),
+        (
+            "2fast",
+            "expected letters, digits and single underscores between them, and a letter first",
+        ),
+        ("my-ops", "expected letters, digits"),
+        ("my ops", "expected letters, digits"),
+        ("größer", "expected letters, digits"),
+        ("_ops", "expected letters, digits"),
+        ("ops_", "expected letters, digits"),
+        ("my__ops", "expected letters, digits"),
+        ("../ops", "expected letters, digits"),
+        ("lambda", "it is a keyword of Python"),
+        ("union", "it is a keyword of C++"),
+        ("aten", "torch or this project uses it"),
+        ("torch", "torch or this project uses it"),
+        ("lltm_ops", "torch or this project uses it"),
+        ("csrc", "a folder of the package has it"),
+        ("Tests", "a folder of the package has it"),
+        ("random", "Python has a module of that name"),
+        ("pytest", "Python has a module of that name"),
+        ("gamma", "C has a function of that name"),
+        ("int64_t", "C and torch keep such names for types and macros"),
+        ("M_PI", "C and torch keep such names for types and macros"),
+        ("TORCH_CHECK", "C and torch keep such names for types and macros"),
+        ("Py_None", "C and torch keep such names for types and macros"),
+    ],
+)
+def test_names_that_are_refused(new_package, name, reason, tmp_path, capsys):
+    sentence = refusal(new_package, capsys, f"--name={name}", f"--output={tmp_path / 'new'}")
+    assert reason in sentence
+    assert name == "" or f"NAME={name} cannot be the name of a package: " in sentence
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["my_layers", "ops", "layers2", "examples", "docs"])
+def test_names_that_are_not(new_package, name):
+    """Folders of this project are no modules that a package could hide."""
+    assert new_package.why_not(name) is None
+
+
+def test_no_namespace_of_torch_is_a_name(new_package):
+    code = """
+import torch
+import torch.distributed.tensor
+for name in torch._C._dispatch_get_all_op_names():
+    print(name.split("::")[0])
+"""
+    status, printed = python(code, ROOT)
+    assert status == 0, printed
+    namespaces = set(printed.split())
+    assert {"aten", "prims", "quantized"} <= namespaces
+    assert {name for name in namespaces if new_package.why_not(name) is None} == set()
+
+
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [
+        ("full", "expected a new or an empty folder"),
+        ("file", "File exists"),
+        ("file/new", "Not a directory"),
+        ("missing/new", "No such file or directory"),
+    ],
+)
+def test_outputs_that_are_refused(new_package, output, reason, tmp_path, capsys):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("kept")
+    (tmp_path / "file").write_text("kept")
+    before = sorted(tmp_path.rglob("*"))
+    sentence = refusal(new_package, capsys, f"--name={NAME}", f"--output={tmp_path / output}")
+    assert sentence == f"error: OUTPUT={tmp_path / output} cannot be written: {reason}\n"
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("existed", [False, True])
+def test_a_full_disk_leaves_nothing(new_package, existed, tmp_path, monkeypatch, capsys):
+    output = tmp_path / "new"
+    if existed:
+        output.mkdir()
+    write, written = Path.write_text, []
+
+    def fail_at_the_third(path, *arguments):
+        written.append(path)
+        if len(written) == 3:
+            raise OSError(28, "No space left on device")
+        return write(path, *arguments)
+
+    monkeypatch.setattr(Path, "write_text", fail_at_the_third)
+    sentence = refusal(new_package, capsys, f"--name={NAME}", f"--output={output}")
+    assert sentence.endswith("cannot be written: No space left on device\n")
+    assert list(tmp_path.rglob("*")) == ([output] if existed else [])
+
+
+def test_make_new_without_a_name_says_so():
+    """A NAME from the environment is something else: some systems have one."""
+    result = make_new(NAME="host")
+    assert result.returncode != 0
+    assert result.stderr.startswith("error: NAME is missing: make new NAME=my_ops OUTPUT=../my_ops")
+
+
+def test_output_is_beside_the_checkout_unless_given(new_package, tmp_path, monkeypatch, capsys):
+    (tmp_path / "checkout").mkdir()
+    monkeypatch.chdir(tmp_path / "checkout")
+    new_package.main([f"--name={NAME}"])
+    assert f"  cd ../{NAME}\n" in capsys.readouterr().out
+    assert (tmp_path / NAME / NAME / "__init__.py").exists()

@@ -1,0 +1,126 @@
+"""The documentation builds as a site, without a warning, and nothing is missing from it."""
+
+import json
+import re
+import subprocess
+import sys
+from html import unescape
+from html.parser import HTMLParser
+from urllib.parse import unquote, urlsplit
+
+import pytest
+import torch
+from common import ROOT
+
+import lltm_ops
+
+pytest.importorskip("sphinx")
+pytest.importorskip("myst_parser")
+pytest.importorskip("furo")
+# The tests share the site.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("site")]
+
+DOCS = ROOT / "docs"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The folder of the site. Links between pages are checked while it is built."""
+    folder = tmp_path_factory.mktemp("site")
+    options = ["--fail-on-warning", "--keep-going", "--nitpicky", "--quiet"]
+    result = subprocess.run(
+        [sys.executable, "-m", "sphinx", *options, DOCS, folder], capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    return folder
+
+
+def test_every_page_is_there(site):
+    for page in DOCS.rglob("*.md"):
+        assert (site / page.relative_to(DOCS).with_suffix(".html")).exists(), page
+
+
+def test_reference_has_every_public_name(site):
+    page = (site / "reference" / "python.html").read_text()
+    for name in lltm_ops.__all__:
+        assert f'id="lltm_ops.{name}"' in page, name
+
+
+def test_schemas_are_those_of_the_library(site):
+    page = without_tags(site / "reference" / "schemas.html")
+    schemas = [str(s) for s in torch._C._jit_get_all_schemas() if s.name.startswith("lltm::")]
+    assert len(schemas) >= 7
+    for schema in schemas:
+        assert schema.replace(" ", "") in re.sub(r"\s", "", page)
+
+
+def without_tags(page):
+    return unescape(re.sub(r"<[^>]+>", "", page.read_text()))
+
+
+def test_link_to_a_file_leads_to_a_page_that_shows_it(site):
+    assert 'href="source/csrc/ops/lltm.cpp.html"' in (site / "architecture.html").read_text()
+    assert "TORCH_LIBRARY(lltm, m)" in without_tags(site / "source/csrc/ops/lltm.cpp.html")
+
+
+def test_link_to_a_folder_leads_to_a_list_of_its_files(site):
+    assert 'href="../source/examples/book/index.html"' in (site / "book/index.html").read_text()
+    page = (site / "source/examples/book/index.html").read_text()
+    assert 'href="run.py.html"' in page
+    assert 'href="01_python/index.html"' in page
+
+
+def test_name_of_a_test_leads_to_its_line(site):
+    lines = (ROOT / "tests" / "ops" / "test_gradients.py").read_text().splitlines()
+    line = next(n for n, text in enumerate(lines, 1) if text.startswith("def test_gradgradcheck("))
+    target = f'href="source/tests/ops/test_gradients.py.html#line-{line}"'
+    assert target in (site / "what_composes.html").read_text()
+
+
+def test_search_knows_the_words_of_the_pages(site):
+    index = (site / "searchindex.js").read_text()
+    index = json.loads(index.removeprefix("Search.setIndex(").removesuffix(")"))
+    found = {index["docnames"][number] for number in index["terms"]["zoneout"]}
+    assert found >= {"architecture", "reference/python"}
+
+
+class Links(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.targets, self.loaded, self.anchors = [], [], set()
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.anchors.add(attributes.get("id"))
+        targets = [attributes[key] for key in ("href", "src") if attributes.get(key)]
+        self.targets += targets
+        if tag != "a":
+            self.loaded += targets
+
+
+@pytest.fixture(scope="module")
+def links(site):
+    pages = {path: Links() for path in site.rglob("*.html")}
+    for path, parser in pages.items():
+        parser.feed(path.read_text())
+    return pages
+
+
+def test_every_link_leads_somewhere(links):
+    for path, page in links.items():
+        for target in page.targets:
+            url = urlsplit(target)
+            if url.scheme or url.netloc:
+                continue
+            file = (path.parent / unquote(url.path)).resolve() if url.path else path
+            assert file.exists(), (path.name, target)
+            if url.fragment and file in links:
+                assert unquote(url.fragment) in links[file].anchors, (path.name, target)
+
+
+def test_pages_load_nothing_from_elsewhere(site, links):
+    for path, page in links.items():
+        for target in page.loaded:
+            assert not urlsplit(target).netloc, (path.name, target)
+    for style in site.rglob("*.css"):
+        assert not re.search(r"url\([\"']?(https?:)?//", style.read_text()), style.name

@@ -1,0 +1,416 @@
+"""What every test shares: devices, dtypes, sample inputs, layouts, tolerances, the reference."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+import lltm_ops
+from lltm_ops import _extension
+
+ROOT = Path(__file__).resolve().parents[2]
+
+ARGUMENTS = ("input", "weights", "bias", "old_h", "old_cell")
+BACKWARD_ARGUMENTS = (
+    "grad_h", "grad_cell", "new_cell", "gates", "input", "weights", "old_h",
+)  # fmt: skip
+
+SEQUENCE_ARGUMENTS = ("input", "weights", "bias", "h0", "c0", "batch_sizes", "reverse", "resets")
+SEQUENCE_BACKWARD_ARGUMENTS = (
+    "grad_output", "grad_cells", "output", "cells", "gates", "input", "weights", "h0",
+    "batch_sizes", "reverse", "resets",
+)  # fmt: skip
+
+# Like torch's own tools.
+CXX = os.environ.get("CXX") or "c++"
+# By the version that torch.jit itself asks for: there, some modules can be scripted, and some not.
+HAS_TORCHSCRIPT = sys.version_info < (3, 14)
+needs_torchscript = pytest.mark.skipif(
+    not HAS_TORCHSCRIPT, reason="TorchScript ends with Python 3.13"
+)
+# What needs a GPU runs where there is one. conftest.py says what was left out.
+needs_cuda = pytest.mark.needs_cuda
+DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+each_device = pytest.mark.parametrize("device", DEVICES)
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+# (batch, input_features, state_size): ordinary, one of each, empty, odd, wider than a vector or a
+# block of threads; then what takes the CPU's products through each of their paths: few rows of the
+# batch, many and one, pairs of bfloat16 or not, more than one block of every dimension, and its
+# rest; rows of weights that are a multiple of 4 KiB long.
+SHAPES = [
+    (3, 5, 4),
+    (1, 1, 1),
+    (0, 5, 4),
+    (3, 0, 4),
+    (2, 3, 17),
+    (5, 33, 259),
+    (16, 6, 10),
+    (17, 7, 10),
+    (47, 300, 70),
+    (300, 8, 178),
+    (70, 334, 202),
+    (40, 301, 230),
+    (20, 3048, 24),
+    (1, 2600, 17),
+    (2100, 3, 8),
+]
+each_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
+
+# The only tolerances, for results of size about 1, relative to the float64 reference on the same
+# values. Low precision rounds the gates to 8 (bfloat16) or 11 (float16) bits.
+TOLERANCES = {
+    torch.float64: {"rtol": 1e-10, "atol": 1e-12},
+    torch.float32: {"rtol": 1e-4, "atol": 1e-5},
+    torch.bfloat16: {"rtol": 3e-2, "atol": 3e-2},
+    torch.float16: {"rtol": 5e-3, "atol": 5e-3},
+}
+
+
+def built_library() -> Path:
+    package = Path(lltm_ops.__file__).parent
+    return next(package.glob(f"{_extension.library_name()}.*so"))
+
+
+def load_beside_library(name: str, *sources: str) -> None:
+    """Builds sources of tests/ that call functions of the library, and loads what they register.
+
+    The next run of the tests finds what this one has built.
+    """
+    library = built_library()
+    folder = f"-L{library.parent}", f"-Wl,-rpath,{library.parent}"
+    _extension.build_and_load(
+        name,
+        [str(ROOT / "tests" / source) for source in sources],
+        ROOT / "build" / "tests" / _extension.library_name() / name,
+        extra_cflags=[f"-I{ROOT / 'tests'}"],
+        extra_ldflags=[*folder, f"-l:{library.name}"],
+    )
+
+
+def composite(op: Any) -> Callable[..., Any]:
+    """The formulas by which a device without kernels runs an operator.
+
+    XPU is such a device: its entries in the dispatch table are the composite formulas.
+    """
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.XPU)
+    return functools.partial(op.default.redispatch, keys)
+
+
+def sample_inputs(
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    shape: tuple[int, int, int] = (3, 5, 4),
+    requires_grad: bool = False,
+) -> list[Tensor]:
+    """Arguments of lltm::forward, the same values for each device and (rounded) dtype."""
+    batch, input_features, state_size = shape
+    generator = torch.Generator().manual_seed(0)
+    scale = 1 / max(1, state_size + input_features) ** 0.5
+
+    def normal(*size: int, scale: float = 1.0) -> Tensor:
+        values = torch.randn(*size, generator=generator, dtype=torch.float64) * scale
+        return values.to(device, dtype).requires_grad_(requires_grad)
+
+    return [
+        normal(batch, input_features),
+        normal(3 * state_size, state_size + input_features, scale=scale),
+        normal(3 * state_size),
+        normal(batch, state_size),
+        normal(batch, state_size),
+    ]
+
+
+def backward_inputs(
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    shape: tuple[int, int, int] = (3, 5, 4),
+    requires_grad: bool = False,
+) -> list[Tensor]:
+    """Arguments of lltm::backward that belong together."""
+    inputs = sample_inputs(device, dtype, shape)
+    new_h, new_cell, gates = torch.ops.lltm._forward_with_gates(*inputs)
+    input, weights, _, old_h, _ = inputs
+    tensors = [new_h * 0.5 + 0.3, new_cell * 0.3 - 0.2, new_cell, gates, input, weights, old_h]
+    return [tensor.detach().requires_grad_(requires_grad) for tensor in tensors]
+
+
+# (time, batch, input_features, state_size): as SHAPES, and so many steps that they take more than
+# one chunk, so many rows that threads divide them, and so many units that weights are much larger
+# than L2.
+SEQUENCE_SHAPES = [
+    (5, 3, 5, 4),
+    (1, 1, 1, 1),
+    (0, 3, 5, 4),
+    (4, 0, 5, 4),
+    (4, 3, 0, 4),
+    (9, 1, 7, 33),
+    (12, 2, 16, 100),
+    (7, 17, 6, 40),
+    (1100, 1, 2, 33),
+    (20, 40, 8, 270),
+    (8, 2, 6, 1100),  # weights that are not packed, where L2 has less than 4.8 MB
+]
+# They take long, so the first and the last kind stand for all, except in float32.
+LARGE_SEQUENCE_SHAPES = SEQUENCE_SHAPES[-3:]
+# Packed or not, in both directions, with resets or without.
+SEQUENCE_KINDS = list(itertools.product(("padded", "packed"), (False, True), (False, True)))
+SequenceKind = tuple[str, bool, bool]
+
+
+SEQUENCE_CASES = [
+    (dtype, shape, kind)
+    for dtype, shape, kind in itertools.product(DTYPES, SEQUENCE_SHAPES, SEQUENCE_KINDS)
+    if dtype == torch.float32
+    or shape not in LARGE_SEQUENCE_SHAPES
+    or kind in (SEQUENCE_KINDS[0], SEQUENCE_KINDS[-1])
+]
+
+
+def name_of_kind(kind: SequenceKind) -> str:
+    form, reverse, resets = kind
+    return f"{form}{' reverse' if reverse else ''}{' resets' if resets else ''}"
+
+
+each_sequence_kind = pytest.mark.parametrize("kind", SEQUENCE_KINDS, ids=name_of_kind)
+
+
+def sequence_inputs(
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    shape: tuple[int, int, int, int] = (5, 3, 5, 4),
+    kind: SequenceKind = ("padded", False, False),
+    requires_grad: bool = False,
+) -> list[Any]:
+    """Arguments of lltm::sequence_forward. If packed, the rows become fewer over the steps."""
+    time, batch, input_features, state_size = shape
+    form, reverse, with_resets = kind
+    sizes = [max(1, batch - step * batch // (time + 1)) for step in range(time)]
+    packed = form == "packed" and batch > 0 and time > 0
+    rows = (sum(sizes),) if packed else (time, batch)
+    count = math.prod(rows)
+    cell = sample_inputs(device, dtype, (count, input_features, state_size))
+    input, weights, bias, _, _ = cell
+    _, _, _, h0, c0 = sample_inputs(device, dtype, (batch, input_features, state_size))
+    tensors = [input.reshape(*rows, input_features), weights, bias, h0, c0]
+    resets = None
+    if with_resets:
+        generator = torch.Generator().manual_seed(1)
+        resets = (torch.rand(rows, generator=generator) < 0.2).to(device)
+    return [
+        *(tensor.detach().requires_grad_(requires_grad) for tensor in tensors),
+        torch.tensor(sizes) if packed else None,
+        reverse,
+        resets,
+    ]
+
+
+def sequence_backward_inputs(
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    shape: tuple[int, int, int, int] = (5, 3, 5, 4),
+    kind: SequenceKind = ("padded", False, False),
+    requires_grad: bool = False,
+) -> list[Any]:
+    """Arguments of lltm::sequence_backward that belong together."""
+    inputs = sequence_inputs(device, dtype, shape, kind)
+    output, cells, gates = torch.ops.lltm._sequence_forward_with_gates(*inputs)
+    input, weights, _, h0, _, *options = inputs
+    tensors = [output * 0.5 + 0.3, cells * 0.3 - 0.2, output, cells, gates, input, weights, h0]
+    return [*(t.detach().requires_grad_(requires_grad) for t in tensors), *options]
+
+
+def sequence_reference(
+    input: Tensor,
+    weights: Tensor,
+    bias: Tensor,
+    h0: Tensor,
+    c0: Tensor,
+    batch_sizes: Tensor | None = None,
+    reverse: bool = False,
+    resets: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """lltm::sequence_forward as a loop over the reference of the cell, row by row of the batch."""
+    sizes = [len(h0)] * len(input) if batch_sizes is None else batch_sizes.tolist()
+    steps = input.flatten(0, -2).split(sizes)
+    lengths = [sum(size > row for size in sizes) for row in range(len(h0))]
+    starts = [0, *itertools.accumulate(len(step) for step in steps)]
+    hs: dict[int, Tensor] = {}
+    cells: dict[int, Tensor] = {}
+    for row, length in enumerate(lengths):
+        h, cell = h0[row : row + 1], c0[row : row + 1]
+        for t in reversed(range(length)) if reverse else range(length):
+            place = starts[t] + row
+            if resets is not None and resets.flatten()[place]:
+                h, cell = torch.zeros_like(h), torch.zeros_like(cell)
+            x = steps[t][row : row + 1]
+            h, cell = lltm_ops.reference(x, weights, bias, h, cell)
+            hs[place], cells[place] = h, cell
+    empty = [h0[:0]]
+    output, all_cells = (
+        torch.cat([states[place] for place in sorted(states)] or empty) for states in (hs, cells)
+    )
+    sizes_of_output = (*input.shape[:-1], h0.shape[1])
+    return output.view(sizes_of_output), all_cells.view(sizes_of_output)
+
+
+class Operator(NamedTuple):
+    """The cell, or sequences of a kind: what the tests of both operators need. Shapes are those of
+    sequences; the cell leaves out the time."""
+
+    kind: SequenceKind | None = None
+
+    def __str__(self) -> str:
+        return "cell" if self.kind is None else name_of_kind(self.kind)
+
+    def named(self, name: str) -> Any:
+        return getattr(torch.ops.lltm, name if self.kind is None else f"sequence_{name}")
+
+    @property
+    def forward(self) -> Any:
+        return self.named("forward")
+
+    @property
+    def forward_with_gates(self) -> Any:
+        prefix = "_forward" if self.kind is None else "_sequence_forward"
+        return getattr(torch.ops.lltm, f"{prefix}_with_gates")
+
+    @property
+    def backward(self) -> Any:
+        return self.named("backward")
+
+    @property
+    def reference(self) -> Callable[..., tuple[Tensor, Tensor]]:
+        return lltm_ops.reference if self.kind is None else sequence_reference
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        return ARGUMENTS if self.kind is None else SEQUENCE_ARGUMENTS
+
+    @property
+    def backward_arguments(self) -> tuple[str, ...]:
+        return BACKWARD_ARGUMENTS if self.kind is None else SEQUENCE_BACKWARD_ARGUMENTS
+
+    def inputs(
+        self,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        shape: tuple[int, int, int, int] = (5, 3, 5, 4),
+        requires_grad: bool = False,
+    ) -> list[Any]:
+        if self.kind is None:
+            return sample_inputs(device, dtype, shape[1:], requires_grad)
+        return sequence_inputs(device, dtype, shape, self.kind, requires_grad)
+
+    def backward_inputs(
+        self,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        shape: tuple[int, int, int, int] = (5, 3, 5, 4),
+        requires_grad: bool = False,
+    ) -> list[Any]:
+        if self.kind is None:
+            return backward_inputs(device, dtype, shape[1:], requires_grad)
+        return sequence_backward_inputs(device, dtype, shape, self.kind, requires_grad)
+
+    def assert_match(
+        self, actual: Sequence[Tensor], expected: Sequence[Tensor], dtype: torch.dtype
+    ) -> None:
+        """Results of any dtype against those in float64."""
+        if self.kind is not None:
+            assert_sequences_match(actual, expected, dtype)
+            return
+        for ours, exact in zip(actual, expected, strict=True):
+            assert ours.dtype == dtype
+            assert_matches_float64(ours, exact.detach())
+
+
+CELL = Operator()
+PADDED = Operator(("padded", False, False))
+OPERATORS = [CELL, *(Operator(kind) for kind in SEQUENCE_KINDS)]
+each_operator = pytest.mark.parametrize("operator", OPERATORS, ids=str)
+
+
+def expand_rows(tensor: Tensor) -> Tensor:
+    return tensor[:1].expand(tensor.shape) if tensor.shape[0] else tensor
+
+
+LAYOUTS = {
+    "contiguous": lambda t: t.clone(memory_format=torch.contiguous_format),
+    "transposed": lambda t: (
+        t.transpose(0, -1).clone(memory_format=torch.contiguous_format).transpose(0, -1)
+    ),
+    "offset": lambda t: (
+        torch.cat([t.flatten(), t.flatten()[:1]]).roll(1)[1:].view(t.shape) if t.numel() else t
+    ),
+    "strided": lambda t: torch.stack([t, t.flip(0)], dim=-1)[..., 0],
+    "expanded": expand_rows,
+}
+
+
+def double(arguments: list[Any]) -> list[Any]:
+    """The same values in float64 on the CPU, requiring grad like the originals."""
+
+    def one(argument: Any) -> Any:
+        if not isinstance(argument, Tensor):
+            return argument
+        if not argument.is_floating_point():
+            return argument.cpu()
+        copy = argument.detach().to("cpu", torch.float64)
+        return copy.requires_grad_(argument.requires_grad)
+
+    return [one(argument) for argument in arguments]
+
+
+def reference_gradients(inputs: list[Tensor]) -> list[Tensor | None]:
+    return gradients(lltm_ops.reference, inputs)
+
+
+def weighted_loss(outputs: Sequence[Tensor]) -> Tensor:
+    def weighted(output: Tensor, start: float) -> Tensor:
+        weight = torch.linspace(start, 1, output.numel(), dtype=torch.float64)
+        return (output * weight.view(output.shape).to(output.device, output.dtype)).sum()
+
+    new_h, new_cell = outputs
+    return weighted(new_h, -1.0) + weighted(new_cell, 0.5)
+
+
+def gradients(op, inputs: list[Any]) -> list[Tensor | None]:
+    """Gradients of a loss that weighs every output element differently; None where not required."""
+    weighted_loss(op(*inputs)).backward()
+    return [t.grad for t in inputs if isinstance(t, Tensor) and t.is_floating_point()]
+
+
+def assert_matches_float64(actual: Tensor, expected: Tensor, **tolerance: float) -> None:
+    """actual, of any dtype and device, against a float64 reference."""
+    assert actual.shape == expected.shape
+    assert actual.is_contiguous()
+    tolerance = tolerance or TOLERANCES[actual.dtype]
+    torch.testing.assert_close(actual.detach().to("cpu", torch.float64), expected, **tolerance)
+
+
+# Each step amplifies the rounding of the step before it. Relative to the largest value, the error
+# may grow to so many times the tolerance.
+GROWTH = 10
+
+
+def assert_sequences_match(
+    actual: Sequence[Tensor], expected: Sequence[Tensor], dtype: torch.dtype
+) -> None:
+    """Compares results of many steps, or sums over them, by the size of the largest."""
+    for ours, exact in zip(actual, expected, strict=True):
+        assert ours.dtype == dtype
+        scale = max(1.0, exact.abs().max().item()) if exact.numel() else 1.0
+        tolerance = TOLERANCES[dtype]["atol"] * GROWTH * scale
+        assert_matches_float64(ours, exact.detach(), rtol=0, atol=tolerance)
