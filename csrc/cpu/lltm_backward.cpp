@@ -121,7 +121,11 @@ BackwardResult backward_kernel(const BackwardArguments& a) {
   const auto new_cell = a.new_cell.expect_contiguous();
   const auto gates = a.gates.expect_contiguous();
   const auto input = a.input.expect_contiguous();
-  const auto weights = a.weights.expect_contiguous();
+  // Autograd gives weights without values where they are not needed.
+  const bool needs_weights = a.output_mask[0] || a.output_mask[3];
+  const auto weights = needs_weights
+      ? a.weights.expect_contiguous()
+      : c10::MaybeOwned<at::Tensor>::borrowed(a.weights);
   const auto old_h = a.old_h.expect_contiguous();
   AT_DISPATCH_FLOATING_TYPES_AND2(
       at::kHalf,

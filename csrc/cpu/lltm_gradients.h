@@ -116,12 +116,24 @@ Blocks blocks_of_weights(int64_t M, int64_t N, int64_t K) {
     const auto most = weights_panel<gemm_t>(K);
     const auto columns = round_up(at::divup(N, at::divup(N, most)), kVector);
     const auto rows = at::divup(M, at::divup(M, kWeightsBlock / columns));
-    return {Method::kOneDNNInOneCall, rows, columns, kMaxK<gemm_t>};
+    return {
+        .method = Method::kOneDNNInOneCall,
+        .rows = rows,
+        .columns = columns,
+        .terms = kMaxK<gemm_t>};
   }
   if (K <= kFewTerms) {
-    return {Method::kTile, size_of_a_block(M, 64), N, K};
+    return {
+        .method = Method::kTile,
+        .rows = size_of_a_block(M, 64),
+        .columns = N,
+        .terms = K};
   }
-  return {Method::kTile, size_of_a_block(M, 384), columns_of_a_block(N), K};
+  return {
+      .method = Method::kTile,
+      .rows = size_of_a_block(M, 384),
+      .columns = columns_of_a_block(N),
+      .terms = K};
 }
 
 template <typename scalar_t, typename gemm_t>
@@ -130,21 +142,40 @@ Blocks blocks_of_rows(int64_t M, int64_t N, int64_t K) {
   if constexpr (kPair<gemm_t> == 2) {
     const auto columns = size_of_a_block(N, M < 128 ? 1024 : 512);
     return {
-        Method::kOneDNN, rows, round_up(columns, kVector), M < 128 ? 128 : 512};
+        .method = Method::kOneDNN,
+        .rows = rows,
+        .columns = round_up(columns, kVector),
+        .terms = M < 128 ? 128 : 512};
   }
   if (M >= 128 && is_onednn_faster<gemm_t>()) {
-    return {Method::kOneDNN, rows, size_of_a_block(N, 128), 512};
+    return {
+        .method = Method::kOneDNN,
+        .rows = rows,
+        .columns = size_of_a_block(N, 128),
+        .terms = 512};
   }
   if (sizeof(scalar_t) == 2) {
-    return M < 128 ? Blocks{Method::kTile, rows, size_of_a_block(N, 1024), 128}
-                   : Blocks{Method::kTile, rows, size_of_a_block(N, 128), 512};
+    const auto columns = size_of_a_block(N, M < 128 ? 1024 : 128);
+    return {
+        .method = Method::kTile,
+        .rows = rows,
+        .columns = columns,
+        .terms = M < 128 ? 128 : 512};
   }
   if (M <= kFewRows) {
-    return {Method::kTile, M, size_of_a_block(N, N), K};
+    return {
+        .method = Method::kTile,
+        .rows = M,
+        .columns = size_of_a_block(N, N),
+        .terms = K};
   }
   // Rows share what is copied of the weights.
   const auto rows_of_a_block = M < 128 ? M : size_of_a_block(M, 384);
-  return {Method::kTile, rows_of_a_block, columns_of_a_block(N), K};
+  return {
+      .method = Method::kTile,
+      .rows = rows_of_a_block,
+      .columns = columns_of_a_block(N),
+      .terms = K};
 }
 
 // d_weights = or += d_gates.T @ [old_h, input]

@@ -38,7 +38,12 @@ class SequenceBackward {
  public:
   explicit SequenceBackward(const SequenceBackwardPointers<scalar_t>& pointers)
       : a_(pointers),
-        old_h_{a_.steps, a_.sizes.state_size, a_.output, a_.h0, a_.resets},
+        old_h_{
+            .steps = a_.steps,
+            .state_size = a_.sizes.state_size,
+            .states = a_.output,
+            .initial = a_.h0,
+            .resets = a_.resets},
         chunks_(sequence_chunks(a_.steps, kRowsOfABackwardChunk)) {}
 
   void run() {

@@ -27,11 +27,11 @@ void launch_forward(
             new_h.size(0),
             new_h.size(1),
             ForwardUnit<scalar_t, write_gates>{
-                new_h.size(1),
-                gates.mutable_data_ptr<scalar_t>(),
-                old_cell.const_data_ptr<scalar_t>(),
-                new_h.mutable_data_ptr<scalar_t>(),
-                new_cell.mutable_data_ptr<scalar_t>()});
+                .state_size = new_h.size(1),
+                .gates = gates.mutable_data_ptr<scalar_t>(),
+                .old_cell = old_cell.const_data_ptr<scalar_t>(),
+                .new_h = new_h.mutable_data_ptr<scalar_t>(),
+                .new_cell = new_cell.mutable_data_ptr<scalar_t>()});
       });
 }
 
@@ -49,14 +49,15 @@ void launch_backward(
             new_cell.size(0),
             new_cell.size(1),
             BackwardUnit<scalar_t>{
-                new_cell.size(1),
-                grad_h.const_data_ptr<scalar_t>(),
-                grad_cell.const_data_ptr<scalar_t>(),
-                new_cell.const_data_ptr<scalar_t>(),
-                gates.const_data_ptr<scalar_t>(),
-                d_gates.defined() ? d_gates.mutable_data_ptr<scalar_t>()
-                                  : nullptr,
-                d_cell.mutable_data_ptr<scalar_t>()});
+                .state_size = new_cell.size(1),
+                .grad_h = grad_h.const_data_ptr<scalar_t>(),
+                .grad_cell = grad_cell.const_data_ptr<scalar_t>(),
+                .new_cell = new_cell.const_data_ptr<scalar_t>(),
+                .gates = gates.const_data_ptr<scalar_t>(),
+                .d_gates = d_gates.defined()
+                    ? d_gates.mutable_data_ptr<scalar_t>()
+                    : nullptr,
+                .d_cell = d_cell.mutable_data_ptr<scalar_t>()});
       });
 }
 

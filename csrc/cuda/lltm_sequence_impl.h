@@ -229,15 +229,17 @@ class ForwardSteps {
               std::max(step.rows, next_resets.rows),
               h_.size(1),
               SequenceForwardUnit<scalar_t, write_gates>{
-                  h_.size(1),
-                  step.rows,
-                  gates.mutable_data_ptr<scalar_t>(),
-                  products_with_h.const_data_ptr<at::opmath_type<scalar_t>>(),
-                  mutable_rows<scalar_t>(output_, step),
-                  mutable_rows<scalar_t>(cells_, step),
-                  h_.mutable_data_ptr<scalar_t>(),
-                  cell_.mutable_data_ptr<at::opmath_type<scalar_t>>(),
-                  next_resets});
+                  .state_size = h_.size(1),
+                  .rows = step.rows,
+                  .gates = gates.mutable_data_ptr<scalar_t>(),
+                  .products_with_h =
+                      products_with_h
+                          .const_data_ptr<at::opmath_type<scalar_t>>(),
+                  .output = mutable_rows<scalar_t>(output_, step),
+                  .cells = mutable_rows<scalar_t>(cells_, step),
+                  .h = h_.mutable_data_ptr<scalar_t>(),
+                  .cell = cell_.mutable_data_ptr<at::opmath_type<scalar_t>>(),
+                  .next_resets = next_resets});
         });
   }
 
@@ -386,16 +388,16 @@ class BackwardSteps {
               std::max(step.rows, next_resets.rows),
               d_h.size(1),
               SequenceBackwardUnit<scalar_t>{
-                  d_h.size(1),
-                  step.rows,
-                  const_rows<scalar_t>(grad_output_, step),
-                  const_rows<scalar_t>(grad_cells_, step),
-                  const_rows<scalar_t>(cells_, step),
-                  const_rows<scalar_t>(gates_, step),
-                  mutable_rows<scalar_t>(d_gates_, step),
-                  d_h.mutable_data_ptr<opmath_t>(),
-                  d_cell.mutable_data_ptr<opmath_t>(),
-                  next_resets});
+                  .state_size = d_h.size(1),
+                  .rows = step.rows,
+                  .grad_output = const_rows<scalar_t>(grad_output_, step),
+                  .grad_cells = const_rows<scalar_t>(grad_cells_, step),
+                  .cells = const_rows<scalar_t>(cells_, step),
+                  .gates = const_rows<scalar_t>(gates_, step),
+                  .d_gates = mutable_rows<scalar_t>(d_gates_, step),
+                  .d_h = d_h.mutable_data_ptr<opmath_t>(),
+                  .d_cell = d_cell.mutable_data_ptr<opmath_t>(),
+                  .next_resets = next_resets});
         });
   }
 

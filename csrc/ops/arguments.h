@@ -68,7 +68,12 @@ Field<T> field(
     const Shape& shape = {},
     at::ScalarType dtype = at::ScalarType::Undefined,
     Place place = Place::kDevice) {
-  return {name, value, shape, dtype, place};
+  return {
+      .name = name,
+      .value = value,
+      .shape = shape,
+      .dtype = dtype,
+      .place = place};
 }
 
 namespace detail {
@@ -77,7 +82,12 @@ template <typename Result, typename Arguments>
 Arguments arguments_of(Result (*op)(const Arguments&));
 
 inline Field<at::Tensor> present(const Field<OptionalTensor>& field) {
-  return {field.name, *field.value, field.shape, field.dtype, field.place};
+  return {
+      .name = field.name,
+      .value = *field.value,
+      .shape = field.shape,
+      .dtype = field.dtype,
+      .place = field.place};
 }
 
 template <typename T, typename Predicate>

@@ -8,6 +8,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -40,12 +41,12 @@ bool needs_composite(const Arguments& arguments) {
 }
 
 // The Autograd kernel of op. It calls composite where a
-// torch::autograd::Function would not work, and otherwise differentiable where
-// a gradient is required.
+// torch::autograd::Function would not work, and otherwise recorded where a
+// gradient is required.
 template <
     auto op,
     auto composite,
-    auto differentiable = composite,
+    auto recorded,
     typename Arguments = ArgumentsOf<op>>
 auto autograd_kernel(const Arguments& arguments) {
   check_devices(arguments);
@@ -53,7 +54,7 @@ auto autograd_kernel(const Arguments& arguments) {
     return composite(arguments);
   }
   if (any_requires_grad(arguments)) {
-    return differentiable(arguments);
+    return recorded(arguments);
   }
   const at::AutoDispatchBelowADInplaceOrView guard;
   return op(arguments);
@@ -79,21 +80,273 @@ void check_derivatives(const Arguments& arguments) {
   });
 }
 
-// Calls Function::apply with the members of the struct as separate arguments:
-// apply looks for tensors among its arguments, not inside of a struct. By the
-// pointer before them forward hands out an output, which leads the handler
-// below to the node.
-template <typename Function, typename Arguments>
-std::tuple<at::Tensor, at::Tensor> apply(const Arguments& arguments) {
+OptionalTensor optional(const at::Tensor& tensor) {
+  return tensor.defined() ? OptionalTensor(tensor) : OptionalTensor();
+}
+
+// The cell and sequences are differentiated alike. Each names here the
+// operators that do it, what is saved, and the arguments that go backward:
+// tensors are in their order, which is the gradients of h and cell state, then
+// saved().
+
+struct Cell {
+  using Forward = ForwardArguments;
+  using Backward = BackwardArguments;
+  static constexpr auto forward = _forward_with_gates;
+  static constexpr auto backward = lltm::backward;
+  static constexpr auto composite_backward = composite::backward_with_gates;
+
+  static variable_list saved(
+      const Forward& a,
+      const ForwardWithGatesResult& results) {
+    const auto& [new_h, new_cell, gates] = results;
+    // An optimizer may change weights that backward does not need.
+    const bool needs_weights =
+        a.input.requires_grad() || a.old_h.requires_grad();
+    const auto weights = needs_weights ? a.weights : at::Tensor();
+    return {new_cell, gates, a.input, weights, a.old_h};
+  }
+
+  static Backward arguments(
+      AutogradContext* /*ctx*/,
+      variable_list& tensors,
+      OutputMask output_mask) {
+    const auto& gates = tensors[3];
+    const auto& input = tensors[4];
+    auto& weights = tensors[5];
+    const auto& old_h = tensors[6];
+    if (!weights.defined()) { // only their shape is needed
+      weights = gates.new_empty_symint({1}).expand_symint(
+          {gates.sym_size(1), old_h.sym_size(1) + input.sym_size(1)});
+    }
+    return {
+        .grad_h = tensors[0],
+        .grad_cell = tensors[1],
+        .new_cell = tensors[2],
+        .gates = gates,
+        .input = input,
+        .weights = weights,
+        .old_h = old_h,
+        .output_mask = output_mask};
+  }
+};
+
+struct Sequence {
+  using Forward = SequenceForwardArguments;
+  using Backward = SequenceBackwardArguments;
+  static constexpr auto forward = _sequence_forward_with_gates;
+  static constexpr auto backward = sequence_backward;
+  static constexpr auto composite_backward =
+      composite::sequence_backward_with_gates;
+
+  static variable_list saved(
+      const Forward& a,
+      const ForwardWithGatesResult& results) {
+    const auto& [output, cells, gates] = results;
+    return {
+        output,
+        cells,
+        gates,
+        a.input,
+        a.weights,
+        a.h0,
+        a.batch_sizes.value_or(at::Tensor()),
+        a.resets.value_or(at::Tensor())};
+  }
+
+  static Backward arguments(
+      AutogradContext* ctx,
+      variable_list& tensors,
+      OutputMask output_mask) {
+    return {
+        .grad_output = tensors[0],
+        .grad_cells = tensors[1],
+        .output = tensors[2],
+        .cells = tensors[3],
+        .gates = tensors[4],
+        .input = tensors[5],
+        .weights = tensors[6],
+        .h0 = tensors[7],
+        .batch_sizes = optional(tensors[8]),
+        .reverse = ctx->saved_data["reverse"].toBool(),
+        .resets = optional(tensors[9]),
+        .output_mask = output_mask};
+  }
+};
+
+// The one argument that is neither a tensor nor output_mask.
+template <typename Arguments>
+void save_reverse(AutogradContext* ctx, const Arguments& arguments) {
+  if constexpr (requires { arguments.reverse; }) {
+    ctx->saved_data["reverse"] = arguments.reverse;
+  }
+}
+
+// Goes forward, and gives the gates: backward reads them, so the gradient of a
+// gradient comes through them.
+template <typename Node, typename T>
+struct ForwardFunction : torch::autograd::Function<Node> {
+  using Op = T;
+  static constexpr bool is_traceable = true;
+
+  template <typename... Values>
+  static variable_list forward(
+      AutogradContext* ctx,
+      at::Tensor* an_output,
+      const Values&... values) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    const typename Op::Forward arguments{values...};
+    const auto results = Op::forward(arguments);
+    ctx->save_for_backward(Op::saved(arguments, results));
+    save_reverse(ctx, arguments);
+    // Autograd's own zeros are plain tensors, which no DTensor goes with.
+    ctx->set_materialize_grads(false);
+    const auto& [h, cell, gates] = results;
+    *an_output = cell;
+    return {h, cell, gates};
+  }
+
+  static variable_list backward(
+      AutogradContext* ctx,
+      const variable_list& grads) {
+    const auto saved = ctx->get_saved_variables();
+    // Nothing arrives for an output that nobody used.
+    const auto or_zeros = [&](const at::Tensor& grad) {
+      return grad.defined() ? grad : at::zeros_like(saved[0]);
+    };
+    variable_list tensors{or_zeros(grads[0]), or_zeros(grads[1])};
+    tensors.insert(tensors.end(), saved.begin(), saved.end());
+    OutputMask output_mask{};
+    for (size_t i = 0; i < output_mask.size(); ++i) {
+      output_mask[i] = ctx->needs_input_grad(i);
+    }
+    const auto arguments = Op::arguments(ctx, tensors, output_mask);
+    auto [d_input, d_weights, d_bias, d_h, d_cell] = grads[2].defined()
+        ? Op::composite_backward(arguments, grads[2])
+        : Op::backward(arguments);
+    // None for an_output, and for the arguments after these.
+    variable_list gradients{
+        at::Tensor(), d_input, d_weights, d_bias, d_h, d_cell};
+    gradients.resize(1 + kNumberOf<typename Op::Forward>);
+    return gradients;
+  }
+};
+
+// Goes backward. Its own derivative is that of the composite formulas, which
+// are computed for it only then.
+template <typename Node, typename T>
+struct BackwardFunction : torch::autograd::Function<Node> {
+  using Op = T;
+
+  template <typename... Values>
+  static variable_list forward(AutogradContext* ctx, const Values&... values) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    const typename Op::Backward arguments{values...};
+    variable_list tensors;
+    const auto save = [&](const auto& value) {
+      using Value = std::decay_t<decltype(value)>;
+      if constexpr (std::is_same_v<Value, at::Tensor>) {
+        tensors.push_back(value);
+      } else if constexpr (std::is_same_v<Value, OptionalTensor>) {
+        tensors.push_back(value.value_or(at::Tensor()));
+      }
+    };
+    (save(values), ...);
+    ctx->save_for_backward(std::move(tensors));
+    save_reverse(ctx, arguments);
+    const auto& mask = arguments.output_mask;
+    ctx->saved_data["output_mask"] =
+        std::vector<bool>(mask.begin(), mask.end());
+    ctx->set_materialize_grads(false);
+    return defined(Op::backward(arguments));
+  }
+
+  static variable_list backward(
+      AutogradContext* ctx,
+      const variable_list& grads) {
+    const bool create_graph = at::GradMode::is_enabled();
+    const at::AutoGradMode enable_grad(true);
+    auto tensors = ctx->get_saved_variables();
+    variable_list inputs;
+    std::vector<size_t> places;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      if (tensors[i].defined() && tensors[i].requires_grad()) {
+        // A view: gates depend on weights, and what comes to the weights
+        // through the gates is not asked for here.
+        tensors[i] = tensors[i].view_as(tensors[i]);
+        inputs.push_back(tensors[i]);
+        places.push_back(i);
+      }
+    }
+    OutputMask output_mask{};
+    const auto asked = ctx->saved_data["output_mask"].toBoolList();
+    std::copy(asked.begin(), asked.end(), output_mask.begin());
+    const auto arguments = Op::arguments(ctx, tensors, output_mask);
+    const auto results =
+        defined(Op::composite_backward(arguments, at::Tensor()));
+    variable_list outputs, grads_of_outputs;
+    for (size_t i = 0; i < results.size(); ++i) {
+      if (grads[i].defined() && results[i].requires_grad()) {
+        outputs.push_back(results[i]);
+        grads_of_outputs.push_back(grads[i]);
+      }
+    }
+    variable_list gradients(kNumberOf<typename Op::Backward>);
+    if (!outputs.empty()) {
+      const auto found = torch::autograd::grad(
+          outputs,
+          inputs,
+          grads_of_outputs,
+          /*retain_graph=*/std::nullopt,
+          create_graph,
+          /*allow_unused=*/true);
+      for (size_t i = 0; i < places.size(); ++i) {
+        gradients[places[i]] = found[i];
+      }
+    }
+    return gradients;
+  }
+
+  static variable_list defined(const BackwardResult& result) {
+    variable_list tensors;
+    std::apply(
+        [&](const auto&... gradients) {
+          ((gradients.defined() ? tensors.push_back(gradients) : void()), ...);
+        },
+        result);
+    return tensors;
+  }
+};
+
+// Anomaly mode and grad_fn show these names.
+struct LLTMFunction : ForwardFunction<LLTMFunction, Cell> {};
+struct LLTMBackwardFunction : BackwardFunction<LLTMBackwardFunction, Cell> {};
+struct LLTMSequenceFunction : ForwardFunction<LLTMSequenceFunction, Sequence> {
+};
+struct LLTMSequenceBackwardFunction
+    : BackwardFunction<LLTMSequenceBackwardFunction, Sequence> {};
+
+// Calls Function::apply with first and the members of the struct as separate
+// arguments: apply looks for tensors among its arguments, not inside of a
+// struct.
+template <typename Function, typename Arguments, typename... First>
+variable_list apply(const Arguments& arguments, First... first) {
+  return std::apply(
+      [&](const auto&... fields) {
+        return Function::apply(first..., fields.value...);
+      },
+      arguments.fields());
+}
+
+template <typename Function>
+ForwardWithGatesResult record_forward_with_gates(
+    const typename Function::Op::Forward& arguments) {
   check_derivatives(arguments);
+  // forward hands it out, which leads the handler below to the node.
   at::Tensor output;
   try {
-    const auto outputs = std::apply(
-        [&](const auto&... fields) {
-          return Function::apply(&output, fields.value...);
-        },
-        arguments.fields());
-    return {outputs[0], outputs[1]};
+    const auto outputs = apply<Function>(arguments, &output);
+    return {outputs[0], outputs[1], outputs[2]};
   } catch (...) {
     // A hook on saved tensors may raise: activation checkpointing ends a
     // recomputation that way. ctx then still holds what it was to save, and
@@ -106,182 +359,66 @@ std::tuple<at::Tensor, at::Tensor> apply(const Arguments& arguments) {
   }
 }
 
-OutputMask needed_gradients(const AutogradContext* ctx) {
-  OutputMask needed{};
-  for (size_t i = 0; i < needed.size(); ++i) {
-    needed[i] = ctx->needs_input_grad(i);
-  }
-  return needed;
+template <typename Function>
+ForwardResult record_forward(const typename Function::Op::Forward& arguments) {
+  auto [h, cell, gates] = record_forward_with_gates<Function>(arguments);
+  return {std::move(h), std::move(cell)};
 }
 
-// The gradient of an output; nothing arrives for one that nobody used.
-at::Tensor defined_or_zeros(const at::Tensor& grad, const at::Tensor& output) {
-  return grad.defined() ? grad : at::zeros_like(output);
+template <typename Function>
+BackwardResult record_backward(
+    const typename Function::Op::Backward& arguments) {
+  const auto outputs = apply<Function>(arguments);
+  auto output = outputs.begin();
+  const auto& asked = arguments.output_mask;
+  std::array<at::Tensor, std::tuple_size_v<OutputMask>> gradients;
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    gradients[i] = asked[i] ? *output++ : at::Tensor();
+  }
+  return std::tuple_cat(gradients);
 }
-
-// What forward saved, in its order.
-template <size_t kCount>
-std::array<at::Tensor, kCount> saved_tensors(AutogradContext* ctx) {
-  auto saved = ctx->get_saved_variables();
-  TORCH_INTERNAL_ASSERT(saved.size() == kCount);
-  std::array<at::Tensor, kCount> tensors;
-  std::move(saved.begin(), saved.end(), tensors.begin());
-  return tensors;
-}
-
-struct LLTMFunction : torch::autograd::Function<LLTMFunction> {
-  static constexpr bool is_traceable = true;
-
-  template <typename... Arguments>
-  static variable_list forward(
-      AutogradContext* ctx,
-      at::Tensor* an_output,
-      const Arguments&... arguments) {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    const ForwardArguments a{arguments...};
-    auto [new_h, new_cell, gates] = _forward_with_gates(a);
-    ctx->save_for_backward(
-        {a.input, a.weights, a.bias, a.old_h, new_cell, gates});
-    // Autograd's own zeros are plain tensors, which no DTensor goes with.
-    ctx->set_materialize_grads(false);
-    *an_output = new_cell;
-    return {new_h, new_cell};
-  }
-
-  static variable_list backward(
-      AutogradContext* ctx,
-      const variable_list& grad_outputs) {
-    const auto [input, weights, bias, old_h, new_cell, saved_gates] =
-        saved_tensors<6>(ctx);
-    // Grad mode is on under create_graph only. The saved gates are constants to
-    // autograd: recompute them as functions of the inputs.
-    const auto gates = at::GradMode::is_enabled()
-        ? composite::gates(input, weights, bias, old_h)
-        : saved_gates;
-    auto [d_input, d_weights, d_bias, d_old_h, d_old_cell] = lltm::backward(
-        {.grad_h = defined_or_zeros(grad_outputs[0], new_cell),
-         .grad_cell = defined_or_zeros(grad_outputs[1], new_cell),
-         .new_cell = new_cell,
-         .gates = gates,
-         .input = input,
-         .weights = weights,
-         .old_h = old_h,
-         .output_mask = needed_gradients(ctx)});
-    return {
-        at::Tensor(), // for an_output
-        d_input,
-        d_weights,
-        d_bias,
-        d_old_h,
-        d_old_cell};
-  }
-};
-
-struct LLTMSequenceFunction : torch::autograd::Function<LLTMSequenceFunction> {
-  static constexpr bool is_traceable = true;
-
-  template <typename... Arguments>
-  static variable_list forward(
-      AutogradContext* ctx,
-      at::Tensor* an_output,
-      const Arguments&... arguments) {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    const SequenceForwardArguments a{arguments...};
-    auto [output, cells, gates] = _sequence_forward_with_gates(a);
-    ctx->save_for_backward(
-        {a.input,
-         a.weights,
-         a.bias,
-         a.h0,
-         output,
-         cells,
-         gates,
-         a.batch_sizes.value_or(at::Tensor()),
-         a.resets.value_or(at::Tensor())});
-    ctx->saved_data["reverse"] = a.reverse;
-    ctx->set_materialize_grads(false);
-    *an_output = output;
-    return {output, cells};
-  }
-
-  static variable_list backward(
-      AutogradContext* ctx,
-      const variable_list& grad_outputs) {
-    const auto
-        [input,
-         weights,
-         bias,
-         h0,
-         output,
-         cells,
-         saved_gates,
-         batch_sizes,
-         resets] = saved_tensors<9>(ctx);
-    const auto grad_output = defined_or_zeros(grad_outputs[0], output);
-    const auto grad_cells = defined_or_zeros(grad_outputs[1], cells);
-    const auto optional = [](const at::Tensor& tensor) {
-      return tensor.defined() ? OptionalTensor(tensor) : OptionalTensor();
-    };
-    auto gates = saved_gates;
-    const SequenceBackwardArguments a{
-        .grad_output = grad_output,
-        .grad_cells = grad_cells,
-        .output = output,
-        .cells = cells,
-        .gates = gates,
-        .input = input,
-        .weights = weights,
-        .h0 = h0,
-        .batch_sizes = optional(batch_sizes),
-        .reverse = ctx->saved_data["reverse"].toBool(),
-        .resets = optional(resets),
-        .output_mask = needed_gradients(ctx)};
-    if (at::GradMode::is_enabled()) {
-      gates = composite::sequence_gates(a, bias);
-    }
-    auto [d_input, d_weights, d_bias, d_h0, d_c0] = sequence_backward(a);
-    // None for an_output, and for the arguments after these.
-    variable_list gradients{
-        at::Tensor(), d_input, d_weights, d_bias, d_h0, d_c0};
-    gradients.resize(1 + kNumberOf<SequenceForwardArguments>);
-    return gradients;
-  }
-};
 
 } // namespace
 
-// Operators that give gates, and those that go backward, call composite
-// formulas where a gradient is required. If backward did not, its results would
-// silently be constants to whoever differentiates twice.
+// Results of all operators have derivatives: without, they would silently be
+// constants to whoever differentiates twice.
 TORCH_LIBRARY_IMPL(lltm, Autograd, m) {
   m.impl(
       "forward",
       as_kernel<autograd_kernel<
           forward,
           composite::forward,
-          apply<LLTMFunction, ForwardArguments>>>());
+          record_forward<LLTMFunction>>>());
   m.impl(
       "_forward_with_gates",
       as_kernel<autograd_kernel<
           _forward_with_gates,
-          composite::forward_with_gates>>());
+          composite::forward_with_gates,
+          record_forward_with_gates<LLTMFunction>>>());
   m.impl(
-      "backward", as_kernel<autograd_kernel<backward, composite::backward>>());
+      "backward",
+      as_kernel<autograd_kernel<
+          backward,
+          composite::backward,
+          record_backward<LLTMBackwardFunction>>>());
   m.impl(
       "sequence_forward",
       as_kernel<autograd_kernel<
           sequence_forward,
           composite::sequence_forward,
-          apply<LLTMSequenceFunction, SequenceForwardArguments>>>());
+          record_forward<LLTMSequenceFunction>>>());
   m.impl(
       "_sequence_forward_with_gates",
       as_kernel<autograd_kernel<
           _sequence_forward_with_gates,
-          composite::sequence_forward_with_gates>>());
+          composite::sequence_forward_with_gates,
+          record_forward_with_gates<LLTMSequenceFunction>>>());
   m.impl(
       "sequence_backward",
-      as_kernel<
-          autograd_kernel<sequence_backward, composite::sequence_backward>>());
+      as_kernel<autograd_kernel<
+          sequence_backward,
+          composite::sequence_backward,
+          record_backward<LLTMSequenceBackwardFunction>>>());
 }
 
 } // namespace lltm

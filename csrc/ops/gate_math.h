@@ -163,7 +163,12 @@ LLTM_INLINE CellForward<opmath_t> cell_forward(
   const opmath_t o = sigmoid(output_gate);
   const opmath_t g = elu(candidate);
   const opmath_t new_cell = old_cell + g * i;
-  return {i, o, g, new_cell, lltm::tanh(new_cell) * o};
+  return {
+      .input_gate = i,
+      .output_gate = o,
+      .candidate = g,
+      .new_cell = new_cell,
+      .new_h = lltm::tanh(new_cell) * o};
 }
 
 template <typename opmath_t>
@@ -188,10 +193,10 @@ LLTM_INLINE CellBackward<opmath_t> cell_backward(
   const opmath_t t = lltm::tanh(new_cell);
   const opmath_t d_cell = grad_cell + grad_h * o * (one - t * t);
   return {
-      d_cell * g * i * (one - i),
-      grad_h * t * o * (one - o),
-      d_cell * i * elu_backward(g),
-      d_cell};
+      .d_input_gate = d_cell * g * i * (one - i),
+      .d_output_gate = grad_h * t * o * (one - o),
+      .d_candidate = d_cell * i * elu_backward(g),
+      .d_old_cell = d_cell};
 }
 
 } // namespace lltm

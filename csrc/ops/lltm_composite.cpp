@@ -67,14 +67,6 @@ at::Tensor activate(
 
 } // namespace
 
-at::Tensor gates(
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& bias,
-    const at::Tensor& old_h) {
-  return activate(input, weights, bias, old_h).to(input.scalar_type());
-}
-
 ForwardWithGatesResult step(const ForwardArguments& a) {
   warn_without_cuda_kernels(a.input);
   const auto dtype = a.input.scalar_type();
@@ -103,6 +95,7 @@ ForwardResult forward(const ForwardArguments& arguments) {
 std::pair<at::Tensor, at::Tensor> gate_gradients(
     const at::Tensor& grad_h,
     const at::Tensor& grad_cell,
+    const at::Tensor& grad_gates,
     const at::Tensor& new_cell,
     const at::Tensor& gates) {
   warn_without_cuda_kernels(gates);
@@ -112,20 +105,30 @@ std::pair<at::Tensor, at::Tensor> gate_gradients(
   const auto& candidate = chunks[2];
   const auto t = at::tanh(to_opmath(new_cell));
   auto d_cell = (grad_cell + grad_h * output_gate * (1 - t * t)).contiguous();
-  auto d_gates = at::cat(
-      {d_cell * candidate * input_gate * (1 - input_gate),
-       grad_h * t * output_gate * (1 - output_gate),
-       d_cell * input_gate * at::where(candidate > 0, 1, candidate + 1)},
+  const auto d_activated =
+      at::cat({d_cell * candidate, grad_h * t, d_cell * input_gate}, 1);
+  const auto slopes = at::cat(
+      {input_gate * (1 - input_gate),
+       output_gate * (1 - output_gate),
+       at::where(candidate > 0, 1, candidate + 1)},
       1);
+  auto d_gates =
+      slopes * (grad_gates.defined() ? d_activated + grad_gates : d_activated);
   return {std::move(d_gates), std::move(d_cell)};
 }
 
-BackwardResult backward(const BackwardArguments& a) {
-  check_arguments(a);
+BackwardResult backward_with_gates(
+    const BackwardArguments& a,
+    const at::Tensor& grad_gates) {
   const auto [d_gates, d_cell] =
-      gate_gradients(a.grad_h, a.grad_cell, a.new_cell, a.gates);
+      gate_gradients(a.grad_h, a.grad_cell, grad_gates, a.new_cell, a.gates);
   return pre_activations_backward(
       d_gates, d_cell, a.input, a.weights, a.old_h, a.output_mask);
+}
+
+BackwardResult backward(const BackwardArguments& arguments) {
+  check_arguments(arguments);
+  return backward_with_gates(arguments, at::Tensor());
 }
 
 } // namespace composite

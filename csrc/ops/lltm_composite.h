@@ -13,13 +13,6 @@ namespace lltm::composite {
 
 at::Tensor to_opmath(const at::Tensor& tensor);
 
-// The activated gates [batch, 3 * state_size].
-at::Tensor gates(
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& bias,
-    const at::Tensor& old_h);
-
 // What forward_with_gates does, without checks; cell states are of opmath.
 ForwardWithGatesResult step(const ForwardArguments& arguments);
 
@@ -28,12 +21,19 @@ ForwardResult forward(const ForwardArguments& arguments);
 ForwardWithGatesResult forward_with_gates(const ForwardArguments& arguments);
 
 // The gradients of the pre-activations [batch, 3 * state_size], and that of the
-// old cell state, both of opmath. Does not check.
+// old cell state, both of opmath. grad_gates, the gradient of the activated
+// gates by themselves, may be undefined. Does not check.
 std::pair<at::Tensor, at::Tensor> gate_gradients(
     const at::Tensor& grad_h,
     const at::Tensor& grad_cell,
+    const at::Tensor& grad_gates,
     const at::Tensor& new_cell,
     const at::Tensor& gates);
+
+// The gradients of all three results of forward_with_gates. Does not check.
+BackwardResult backward_with_gates(
+    const BackwardArguments& arguments,
+    const at::Tensor& grad_gates);
 
 BackwardResult backward(const BackwardArguments& arguments);
 

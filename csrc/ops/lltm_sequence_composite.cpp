@@ -19,7 +19,13 @@ namespace {
 
 // A row for each row of input: [rows, ...].
 at::Tensor as_rows(const at::Tensor& tensor, const OptionalTensor& packed) {
-  return packed ? tensor : tensor.flatten(0, 1);
+  if (packed) {
+    return tensor;
+  }
+  auto sizes = tensor.sym_sizes().vec();
+  sizes[1] *= sizes[0];
+  sizes.erase(sizes.begin());
+  return tensor.reshape_symint(sizes);
 }
 
 OptionalTensor as_rows(
@@ -35,16 +41,20 @@ at::Tensor like_input(const at::Tensor& rows, const at::Tensor& input) {
   return rows.view_symint(sizes);
 }
 
-// Joins the tensors of all steps. They stand in the order of time, or in the
-// opposite order if reverse. Without tensors the result has no rows, and the
-// columns of like.
-at::Tensor in_order_of_time(
-    std::vector<at::Tensor> tensors,
-    bool reverse,
-    const at::Tensor& like) {
-  if (tensors.empty()) {
-    return like.new_empty_symint({0, like.sym_size(1)});
+// A step without rows where there is none, so that results come of all
+// arguments: vmap and autograd follow that.
+template <typename Arguments>
+std::vector<SequenceStep> at_least_one_step(const Arguments& a) {
+  auto steps = sequence_steps(a);
+  if (steps.empty()) {
+    steps.push_back({.first_row = 0, .rows = 0, .carried = 0});
   }
+  return steps;
+}
+
+// Joins the tensors of all steps. They stand in the order of time, or in the
+// opposite order if reverse.
+at::Tensor in_order_of_time(std::vector<at::Tensor> tensors, bool reverse) {
   if (reverse) {
     std::reverse(tensors.begin(), tensors.end());
   }
@@ -81,13 +91,13 @@ at::Tensor old_states(
     const auto before = i == 0 ? initial : of_step(states, steps[i - 1]);
     tensors.push_back(old_state(steps[i], before, initial, resets));
   }
-  return in_order_of_time(std::move(tensors), reverse, initial);
+  return in_order_of_time(std::move(tensors), reverse);
 }
 
 ForwardWithGatesResult sequence_forward_with_gates(
     const SequenceForwardArguments& a) {
   check_arguments(a);
-  const auto steps = sequence_steps(a);
+  const auto steps = at_least_one_step(a);
   const auto input_rows = as_rows(a.input, a.batch_sizes);
   const auto reset_rows = as_rows(a.resets, a.batch_sizes);
   std::vector<at::Tensor> outputs, cells, gates;
@@ -110,13 +120,11 @@ ForwardWithGatesResult sequence_forward_with_gates(
     cells.push_back(cell.to(a.c0.scalar_type()));
     gates.push_back(std::move(activated));
   }
-  const auto joined = [&](std::vector<at::Tensor>& of_steps,
-                          const at::Tensor& like) {
+  const auto joined = [&](std::vector<at::Tensor>& of_steps) {
     return like_input(
-        in_order_of_time(std::move(of_steps), a.reverse, like), a.input);
+        in_order_of_time(std::move(of_steps), a.reverse), a.input);
   };
-  return {
-      joined(outputs, a.h0), joined(cells, a.c0), joined(gates, a.weights.t())};
+  return {joined(outputs), joined(cells), joined(gates)};
 }
 
 ForwardResult sequence_forward(const SequenceForwardArguments& arguments) {
@@ -124,22 +132,10 @@ ForwardResult sequence_forward(const SequenceForwardArguments& arguments) {
   return {std::move(output), std::move(cells)};
 }
 
-at::Tensor sequence_gates(
+BackwardResult sequence_backward_with_gates(
     const SequenceBackwardArguments& a,
-    const at::Tensor& bias) {
-  const auto old_h = old_states(
-      sequence_steps(a),
-      as_rows(a.output, a.batch_sizes),
-      a.h0,
-      a.reverse,
-      as_rows(a.resets, a.batch_sizes));
-  return like_input(
-      gates(as_rows(a.input, a.batch_sizes), a.weights, bias, old_h), a.input);
-}
-
-BackwardResult sequence_backward(const SequenceBackwardArguments& a) {
-  check_arguments(a);
-  const auto steps = sequence_steps(a);
+    const at::Tensor& grad_gates) {
+  const auto steps = at_least_one_step(a);
   const auto rows = [&](const at::Tensor& tensor) {
     return as_rows(tensor, a.batch_sizes);
   };
@@ -147,6 +143,8 @@ BackwardResult sequence_backward(const SequenceBackwardArguments& a) {
   const auto grad_cell_rows = rows(a.grad_cells);
   const auto cell_rows = rows(a.cells);
   const auto gate_rows = rows(a.gates);
+  const auto grad_gate_rows =
+      grad_gates.defined() ? rows(grad_gates) : grad_gates;
   const auto input_rows = rows(a.input);
   const auto reset_rows = as_rows(a.resets, a.batch_sizes);
   const auto old_h =
@@ -171,6 +169,8 @@ BackwardResult sequence_backward(const SequenceBackwardArguments& a) {
     auto [d_gates_of_step, d_cell_of_step] = gate_gradients(
         of_step(grad_h_rows, *step) + d_h.narrow(0, 0, step->rows),
         of_step(grad_cell_rows, *step) + d_cell.narrow(0, 0, step->rows),
+        grad_gate_rows.defined() ? of_step(grad_gate_rows, *step)
+                                 : grad_gate_rows,
         of_step(cell_rows, *step),
         of_step(gate_rows, *step));
     const auto d_h_of_step = std::get<3>(pre_activations_backward(
@@ -184,9 +184,8 @@ BackwardResult sequence_backward(const SequenceBackwardArguments& a) {
     d_cell = carry(d_cell_of_step, d_cell);
     d_gates.push_back(std::move(d_gates_of_step));
   }
-  const auto no_gates = opmath_weights.t();
   auto [d_input, d_weights, d_bias, none, nothing] = pre_activations_backward(
-      in_order_of_time(std::move(d_gates), !a.reverse, no_gates),
+      in_order_of_time(std::move(d_gates), !a.reverse),
       {},
       input_rows,
       a.weights,
@@ -194,13 +193,17 @@ BackwardResult sequence_backward(const SequenceBackwardArguments& a) {
       {a.output_mask[0], a.output_mask[1], a.output_mask[2], false, false});
   const auto d_h0 = d_h.to(a.h0.scalar_type());
   const auto d_c0 = d_cell.to(a.h0.scalar_type());
-  // clone: where no step ran, both are one tensor of zeros.
   return {
       a.output_mask[0] ? like_input(d_input, a.input) : at::Tensor(),
       d_weights,
       d_bias,
       a.output_mask[3] ? d_h0 : at::Tensor(),
-      a.output_mask[4] ? (steps.empty() ? d_c0.clone() : d_c0) : at::Tensor()};
+      a.output_mask[4] ? d_c0 : at::Tensor()};
+}
+
+BackwardResult sequence_backward(const SequenceBackwardArguments& arguments) {
+  check_arguments(arguments);
+  return sequence_backward_with_gates(arguments, at::Tensor());
 }
 
 } // namespace composite

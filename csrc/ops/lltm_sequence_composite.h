@@ -21,11 +21,11 @@ ForwardResult sequence_forward(const SequenceForwardArguments& arguments);
 ForwardWithGatesResult sequence_forward_with_gates(
     const SequenceForwardArguments& arguments);
 
-// Computes the gates of all steps anew, and at once, because output holds the
-// states that the steps begin with. Does not read the gates of arguments.
-at::Tensor sequence_gates(
+// The gradients of all three results of sequence_forward_with_gates.
+// grad_gates may be undefined. Does not check.
+BackwardResult sequence_backward_with_gates(
     const SequenceBackwardArguments& arguments,
-    const at::Tensor& bias);
+    const at::Tensor& grad_gates);
 
 BackwardResult sequence_backward(const SequenceBackwardArguments& arguments);
 

@@ -142,7 +142,8 @@ std::vector<SequenceChunk> sequence_chunks(
   for (int64_t i = 0; i < static_cast<int64_t>(steps.size()); ++i) {
     const auto& step = steps[i];
     if (chunks.empty() || chunks.back().rows + step.rows > max_rows) {
-      chunks.push_back({i, i, step.first_row, 0});
+      chunks.push_back(
+          {.begin = i, .end = i, .first_row = step.first_row, .rows = 0});
     }
     auto& chunk = chunks.back();
     chunk.end = i + 1;

@@ -16,6 +16,7 @@ from expecttest import assert_expected_inline
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounter
 from torch._functorch.aot_autograd import make_boxed_func
+from torch._higher_order_ops.scan import scan
 
 import lltm_ops
 
@@ -38,9 +39,9 @@ class GraphRecorder:
     @staticmethod
     def _record(calls):
         def compiler(graph_module, example_inputs):
-            for node in graph_module.graph.nodes:
-                if node.op == "call_function":
-                    calls.append(str(node.target))
+            for module in graph_module.modules():  # with the bodies of loops
+                nodes = module.graph.nodes if isinstance(module, torch.fx.GraphModule) else []
+                calls.extend(str(node.target) for node in nodes if node.op == "call_function")
             return make_boxed_func(graph_module.forward)
 
         return compiler
@@ -56,6 +57,30 @@ def test_our_operators_stand_in_the_training_graph():
     inputs = sample_inputs(requires_grad=True)
     step = torch.compile(lltm_ops.forward, backend=recorder.backend, fullgraph=True)
     gradients(step, inputs)
+    assert "lltm._forward_with_gates.default" in recorder.forward
+    assert "lltm.backward.default" in recorder.backward
+    assert not any("sigmoid" in call or "tanh" in call for call in recorder.backward)
+
+
+def test_our_operators_stand_in_the_training_graph_of_scan():
+    """It traces the step, then functionalizes what it traced, with gradients on."""
+
+    def over_time(xs, weights, bias, h, c):
+        def step(state, x):
+            h, c = lltm_ops.forward(x, weights, bias, *state)
+            return (h, c), h.clone()
+
+        (h, c), output = scan(step, (h, c), xs)
+        return output, c
+
+    def sequence(xs, weights, bias, h, c):
+        output, cells = lltm_ops.sequence_forward(xs, weights, bias, h, c)
+        return output, cells[-1]
+
+    recorder = GraphRecorder()
+    leaves = sequence_inputs(requires_grad=True)[:5]
+    compiled = torch.compile(over_time, backend=recorder.backend, fullgraph=True)
+    outputs_close(gradients(compiled, leaves), gradients(sequence, copies_of(leaves)))
     assert "lltm._forward_with_gates.default" in recorder.forward
     assert "lltm.backward.default" in recorder.backward
     assert not any("sigmoid" in call or "tanh" in call for call in recorder.backward)

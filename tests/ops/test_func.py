@@ -391,3 +391,16 @@ def test_forward_mode_ad_under_autocast(dtype):
     in_float64 = (tuple(tensor.double() for tensor in tensors) for tensors in (inputs, tangents))
     for actual, expected in zip(results, jvp(lltm_ops.reference, *in_float64), strict=True):
         close_in(dtype, actual, expected)
+
+
+@pytest.mark.parametrize("out_dim", [0, 1, 2])
+@pytest.mark.parametrize("mapped", [0, 1, 3], ids=["input", "weights", "h0"])
+def test_vmap_over_a_sequence_without_steps(mapped, out_dim):
+    """The results are empty, and have the mapped dimension where it is asked for."""
+    inputs = sequence_inputs(shape=(0, 3, 5, 4))[:5]
+    inputs[mapped] = torch.stack([inputs[mapped]] * 2)
+    in_dims = [0 if i == mapped else None for i in range(5)]
+    results = vmap(torch.ops.lltm.sequence_forward, tuple(in_dims), out_dims=out_dim)(*inputs)
+    expected = [0, 3, 4]
+    expected.insert(out_dim, 2)
+    assert [list(result.shape) for result in results] == [expected, expected]

@@ -1,5 +1,6 @@
 """The gradients of both operators: right, of any order, and no more of them than needed."""
 
+import functools
 import itertools
 import resource
 import weakref
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from common import (
+    ARGUMENTS,
     CELL,
     LAYOUTS,
     OPERATORS,
@@ -27,7 +29,7 @@ from common import (
     sample_inputs,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import lltm_ops
 
@@ -310,8 +312,8 @@ def test_saves_the_gates_and_nothing_else_beyond_inputs_and_outputs(operator):
 @pytest.mark.parametrize(
     ("operator", "saved"),
     [
-        *itertools.product([CELL], ["input", "weights", "bias", "old_h", "cell state"]),
-        *itertools.product([PADDED], ["input", "weights", "bias", "h0", "h", "cell state"]),
+        *itertools.product([CELL], ["input", "weights", "old_h", "cell state"]),
+        *itertools.product([PADDED], ["input", "weights", "h0", "h", "cell state"]),
     ],
     ids=str,
 )
@@ -326,14 +328,24 @@ def test_in_place_change_of_a_saved_tensor_is_caught(operator, saved):
         outputs[0].sum().backward()
 
 
-def test_old_cell_is_not_saved_and_may_change():
-    inputs = [t * 1 for t in sample_inputs(requires_grad=True)]
-    new_h, _ = lltm_ops.forward(*inputs)
-    expected = torch.autograd.grad(new_h.sum(), inputs, retain_graph=True)
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize(
+    ("changed", "wanted"),
+    [(("bias", "old_cell"), ARGUMENTS), (("weights", "bias", "old_cell"), ("weights", "bias"))],
+    ids=str,
+)
+def test_arguments_that_backward_does_not_need_may_change(changed, wanted, create_graph):
+    """An optimizer may step between forward and backward of a first step, as with nn.LSTMCell."""
+    inputs = dict(zip(ARGUMENTS, (t * 1 for t in sample_inputs()), strict=True))
+    leaves = [inputs[name].requires_grad_() for name in wanted]
+    new_h, _ = lltm_ops.forward(*inputs.values())
+    options = {"create_graph": create_graph}
+    expected = torch.autograd.grad(new_h.sum(), leaves, retain_graph=True, **options)
     with torch.no_grad():
-        inputs[4].add_(1)
-    for ours, exact in zip(torch.autograd.grad(new_h.sum(), inputs), expected, strict=True):
-        assert torch.equal(ours, exact)
+        for name in changed:
+            inputs[name].add_(1)
+    found = torch.autograd.grad(new_h.sum(), leaves, **options)
+    assert all(map(torch.equal, found, expected))
 
 
 def test_backward_twice_needs_retain_graph():
@@ -383,6 +395,24 @@ def test_activation_checkpointing_keeps_nothing(operator, use_reentrant):
     with Remember():
         checkpoint(operator.forward, *inputs, use_reentrant=use_reentrant)[0].sum().backward()
     assert computed and not any(tensor() is not None for tensor in computed)
+
+
+@each_operator
+def test_selective_checkpointing_saves_the_operator_that_gives_gates(operator):
+    """A policy never meets the public operator: below autograd its twin runs in its place."""
+    inputs = operator.inputs(requires_grad=True)
+    twin = operator.forward_with_gates.default
+
+    def calls_where_a_policy_saves(op):
+        contexts = functools.partial(create_selective_checkpoint_contexts, [op])
+        with torch.profiler.profile() as profile:
+            outputs = checkpoint(
+                operator.forward, *inputs, use_reentrant=False, context_fn=contexts
+            )
+            outputs[0].sum().backward()
+        return sum(event.name == twin.name() for event in profile.events())
+
+    assert calls_where_a_policy_saves(twin) < calls_where_a_policy_saves(operator.forward.default)
 
 
 @each_device

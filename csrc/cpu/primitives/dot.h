@@ -29,7 +29,13 @@ struct Dot {
     constexpr int64_t at_once = 12;
     for (auto row = begin; row < end; row += at_once) {
       in_tiles<kRowsOfA<kBytes>>(
-          p.M, Tiles<kBytes>{p, k, terms, row, std::min(row + at_once, end)});
+          p.M,
+          Tiles<kBytes>{
+              .p = p,
+              .k = k,
+              .terms = terms,
+              .begin = row,
+              .end = std::min(row + at_once, end)});
     }
   }
 

@@ -135,13 +135,13 @@ struct Multiply {
       in_tiles<kTileRows<kBytes, kVectors>>(
           p.M,
           Tiles<kBytes, kVectors>{
-              p,
-              k,
-              terms,
-              copies ? Matrix<const T>(copy) : from,
-              column,
-              columns,
-              fetches ? next : Matrix<const T>{}});
+              .p = p,
+              .k = k,
+              .terms = terms,
+              .B = copies ? Matrix<const T>(copy) : from,
+              .column = column,
+              .columns = columns,
+              .next = fetches ? next : Matrix<const T>{}});
     }
   }
 

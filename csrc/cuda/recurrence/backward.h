@@ -92,12 +92,12 @@ class BackwardBlock {
         const auto gates_at = row * 3 * args_.state_size + part_.unit;
         const scalar_t* const gates = args_.gates + gates_at;
         saved_[i] = {
-            gates[0],
-            gates[args_.state_size],
-            gates[2 * args_.state_size],
-            args_.cells[at],
-            args_.grad_output[at],
-            args_.grad_cells[at]};
+            .input_gate = gates[0],
+            .output_gate = gates[args_.state_size],
+            .candidate = gates[2 * args_.state_size],
+            .cell = args_.cells[at],
+            .grad_h = args_.grad_output[at],
+            .grad_cell = args_.grad_cells[at]};
 #pragma unroll
         for (int gate = 0; gate < 3 && part_.unit_of_block == 0; ++gate) {
           machine_.prefetch(args_.d_gates + gates_at + gate * args_.state_size);
