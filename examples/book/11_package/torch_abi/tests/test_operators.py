@@ -2,9 +2,7 @@ import sys
 
 import pytest
 import torch
-from test_swiglu import each_device, each_dtype, tensors
-
-from my_ops import swiglu
+from test_swiglu import each_device, each_dtype, swiglu, tensors
 
 
 @each_device
