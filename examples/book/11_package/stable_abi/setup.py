@@ -10,9 +10,9 @@ try:
     from torch.utils import cpp_extension
 except ModuleNotFoundError:
     raise SystemExit(
-        "my_ops is compiled with the headers of torch, and this build sees none. pip builds in an "
-        "environment of its own, which has no torch even where yours has one: install torch if it "
-        "is missing, then run `pip install --no-build-isolation .`"
+        "my_ops is compiled with the headers of torch, and this build sees "
+        "none. pip builds in an environment of its own, which has no torch even where yours has "
+        "one: install torch if it is missing, then run `pip install --no-build-isolation .`"
     ) from None
 
 # pip puts ninja beside python, which need not be on PATH.

@@ -14,10 +14,9 @@ def check(op: str, gate: Tensor, **others: Tensor) -> None:
     """Says of fake tensors what the kernels say of real ones."""
     for name, tensor in others.items():
         if (tensor.dtype, tensor.device, tensor.shape) != (gate.dtype, gate.device, gate.shape):
-            expected, got = (f"{t.dtype}{list(t.shape)} on {t.device}" for t in (gate, tensor))
-            raise RuntimeError(
-                f"my_ops::{op}: expected {name} to be like gate, {expected}, but got {got}"
-            )
+            like, got = (f"{t.dtype}{list(t.shape)} on {t.device}" for t in (gate, tensor))
+            expected = f"{name} to be like gate, {like}"
+            raise RuntimeError(f"my_ops::{op}: expected {expected}, but got {got}")
 
 
 # Shapes without data, for torch.compile.

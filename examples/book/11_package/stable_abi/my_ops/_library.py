@@ -11,7 +11,8 @@ def load() -> None:
     build = "build it with `pip install --no-build-isolation .`"
     libraries = list(folder.glob("_C.*so"))
     if not libraries:
-        raise ImportError(f"my_ops: expected a library _C in {folder}, but got none: {build}")
+        expected = f"expected a library _C in {folder}"
+        raise ImportError(f"my_ops: {expected}, but got none: {build}")
     if torch.version.cuda is not None:
         # One for each major version of CUDA. Without it, the operators have no kernel for a GPU.
         libraries += folder.glob(f"_C_cuda{torch.version.cuda.split('.')[0]}.*so")
