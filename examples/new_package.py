@@ -107,7 +107,8 @@ def author() -> str | None:
     except OSError:
         name = ""
     if not name and sys.stdin.isatty():
-        name = input("The author of the package: ").strip()
+        print("The author of the package: ", end="", flush=True)
+        name = sys.stdin.readline().strip()
     return name or None
 
 

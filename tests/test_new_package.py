@@ -252,9 +252,8 @@ def test_author_is_that_of_git_or_asked_for(
         ["config", "--global", "user.name", configured],
     ):
         subprocess.run(["git", *command], check=True)
-    terminal = SimpleNamespace(isatty=lambda: typed is not None)
+    terminal = SimpleNamespace(isatty=lambda: typed is not None, readline=lambda: f"{typed}\n")
     monkeypatch.setattr(sys, "stdin", terminal)
-    monkeypatch.setattr("builtins.input", lambda prompt: typed)
     assert new_package.author() == expected
 
 
