@@ -1,5 +1,5 @@
 #include "../kernel.h"
-#include "loop.cuh"
+#include "loop.h"
 
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/macros.h>

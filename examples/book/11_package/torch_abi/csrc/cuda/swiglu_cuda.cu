@@ -1,5 +1,5 @@
 #include "../kernel.h"
-#include "loop.cuh"
+#include "loop.h"
 
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAStream.h>
