@@ -167,9 +167,11 @@ gpu:  ## on a machine with a GPU: tests, compute-sanitizer, times, with the torc
 	$(MAKE) in-place PYTHON=python3
 	python3 benchmarks/gpu.py $(GPU_ARGS)
 
-new:  ## start a package of your own operators; NAME=my_ops OUTPUT=../my_ops
+new:  ## start a package of your own operators; NAME=my_ops OUTPUT=../my_ops ABI=torch AUTHOR=
 	@$(BASE_PYTHON) examples/new_package.py $(if $(filter command,$(origin NAME)),--name="$$NAME") \
-		$(if $(filter command,$(origin OUTPUT)),--output="$$OUTPUT")
+		$(if $(filter command,$(origin OUTPUT)),--output="$$OUTPUT") \
+		$(if $(filter command,$(origin ABI)),--abi="$$ABI") \
+		$(if $(filter command,$(origin AUTHOR)),--author="$$AUTHOR")
 
 clean:  ## remove environments and everything that was built
 	@$(LOCKED) && rm -rf .venv .venv-cuda .venv-newest .venv-wheel build/* dist lltm_ops.egg-info lltm_ops/*.so .*_cache .hypothesis

@@ -1,6 +1,7 @@
 """Starts a package of operators: copies the one of the book's last chapter under another name.
 
-`make new NAME=my_ops OUTPUT=../my_ops` runs this. docs/start_your_own.md says what to change then.
+`make new NAME=my_ops OUTPUT=../my_ops` runs this. docs/start_your_own.md says which ABI to choose,
+and what to change then.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+# What both packages have, and a folder for each ABI.
 TEMPLATE = ROOT / "examples" / "book" / "11_package"
 TEMPLATE_NAME = "my_ops"
 TEMPLATE_AUTHOR = '"Your Name"'
@@ -79,31 +81,41 @@ def why_not(name: str) -> str | None:
     return None
 
 
-def template_files() -> list[Path]:
-    """Its files, relative to it, without what building and testing leave there."""
-    ignored = [pattern.strip("/") for pattern in (TEMPLATE / ".gitignore").read_text().split()]
-    files = (path.relative_to(TEMPLATE) for path in TEMPLATE.rglob("*") if path.is_file())
-    return sorted(
-        file
-        for file in files
-        if not any(fnmatch(part, pattern) for part in file.parts for pattern in ignored)
-    )
+def template_files(abi: str) -> dict[Path, Path]:
+    """Where each file of the package comes from, without what building leaves in the template."""
+    lines = (TEMPLATE / "both" / ".gitignore").read_text().split()
+    ignored = [pattern.strip("/") for pattern in lines]
+    return {
+        path.relative_to(folder): path
+        for folder in (TEMPLATE / "both", TEMPLATE / f"{abi}_abi")
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+        and not any(
+            fnmatch(part, pattern) for part in path.relative_to(folder).parts for pattern in ignored
+        )
+    }
 
 
 def author() -> str | None:
-    """The name that git signs commits with, if there is one."""
+    """The name that git signs commits with everywhere, or what is typed; None if there is neither.
+
+    The configuration of this checkout may name an author of this project.
+    """
+    command = ["git", "config", "--global", "user.name"]
     try:
-        result = subprocess.run(["git", "config", "user.name"], capture_output=True, text=True)
+        name = subprocess.run(command, capture_output=True, text=True).stdout.strip()
     except OSError:
-        return None
-    return result.stdout.strip() or None
+        name = ""
+    if not name and sys.stdin.isatty():
+        print("The author of the package: ", end="", flush=True)
+        name = sys.stdin.readline().strip()
+    return name or None
 
 
-def write(name: str, output: Path) -> None:
+def write(name: str, output: Path, abi: str, signed: str | None) -> None:
     """Writes the package of that name into a folder, which is new or empty."""
-    signed = author()
-    for file in template_files():
-        text = (TEMPLATE / file).read_text("utf-8").replace(TEMPLATE_NAME, name)
+    for file, source in template_files(abi).items():
+        text = source.read_text("utf-8").replace(TEMPLATE_NAME, name)
         if signed is not None:
             text = text.replace(TEMPLATE_AUTHOR, json.dumps(signed, ensure_ascii=False))
         target = output / str(file).replace(TEMPLATE_NAME, name)
@@ -111,19 +123,21 @@ def write(name: str, output: Path) -> None:
         target.write_text(text, "utf-8")
 
 
-def create(name: str, output: Path) -> None:
+def create(name: str, output: Path, abi: str = "stable", signed: str | None = None) -> None:
     """Makes the folder and writes the package, or leaves everything as it was.
 
     Raises:
-        ValueError: if the folder is not empty.
+        ValueError: if the folder is not empty, or cannot be built in.
         OSError: if it cannot be written.
     """
+    if re.search(r"[$:\n]", str(output)):
+        raise ValueError("ninja builds in no path with $, : or the end of a line")
     existed = output.is_dir()
     if existed and any(output.iterdir()):
         raise ValueError("expected a new or an empty folder")
     output.mkdir(exist_ok=existed)
     try:
-        write(name, output)
+        write(name, output, abi, signed)
     except BaseException:
         shutil.rmtree(output)
         if existed:
@@ -137,15 +151,21 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--name", default="", help="of package and namespace")
     parser.add_argument("--output", default="", help="a new folder; ../NAME unless given")
+    parser.add_argument("--abi", default="", help="stable, for every torch, unless given; or torch")
+    parser.add_argument("--author", default="", help="git's user.name, or asked for, unless given")
     options = parser.parse_args(arguments)
     name = options.name
     if not name:
         parser.exit(2, "error: NAME is missing: make new NAME=my_ops OUTPUT=../my_ops\n")
     if reason := why_not(name):
         parser.exit(2, f"error: NAME={name} cannot be the name of a package: {reason}\n")
+    abi = options.abi or "stable"
+    if abi not in ("stable", "torch"):
+        parser.exit(2, f"error: ABI={abi} is unknown: expected stable or torch\n")
     given = options.output or f"../{name}"
     try:
-        create(name, Path(given).expanduser().resolve())
+        output = Path(given).expanduser().resolve()
+        create(name, output, abi, options.author or author())
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or error
         parser.exit(2, f"error: OUTPUT={given} cannot be written: {reason}\n")

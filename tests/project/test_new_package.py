@@ -1,5 +1,5 @@
-"""make new: what it writes is built, tested and packed as its user does it. The template's own
-tests say that the operator is right."""
+"""make new: what it writes is built, tested and packed as its user does it, once with the stable
+ABI and once for one torch. The templates' own tests say that the operators are right."""
 
 import importlib.util
 import os
@@ -10,14 +10,21 @@ import sys
 import venv
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from common import CXX, HAS_TORCHSCRIPT, ROOT
+from torch.utils.cpp_extension import CUDA_HOME
 
 NAME = "gated_layers"
 MINOR = ".".join(torch.__version__.split(".")[:2])
-LIBRARY = f"_C_torch{MINOR.replace('.', '_')}"
+CUDA = (torch.version.cuda or "").split(".")[0]
+LIBRARIES = {
+    "stable": ["_C", *([f"_C_cuda{CUDA}"] if CUDA and CUDA_HOME else [])],
+    "torch": [f"_C_torch{MINOR.replace('.', '_')}"],
+}
+each_abi = pytest.mark.parametrize("abi", LIBRARIES)
 SECOND_BUILD = "python setup.py build_ext --inplace"
 AUTHOR = 'Ada "Countess" Lövelace'
 
@@ -39,7 +46,16 @@ def compiles(test):
 
 def environment(**variables):
     """That of this process, but for what points to this project."""
-    ours = ("PYTHONPATH", "MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "NAME", "OUTPUT")
+    ours = (
+        "PYTHONPATH",
+        "MAKEFLAGS",
+        "MFLAGS",
+        "MAKEOVERRIDES",
+        "MAKELEVEL",
+        "NAME",
+        "OUTPUT",
+        "ABI",
+    )
     return {k: v for k, v in os.environ.items() if k not in ours} | variables
 
 
@@ -77,13 +93,17 @@ def shell(tmp_path_factory):
     return run
 
 
+@pytest.fixture(scope="module", params=LIBRARIES)
+def abi(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def made(abi, tmp_path_factory):
     """Folder of a package that make new wrote, and what it printed."""
-    output = tmp_path_factory.mktemp("made") / NAME
-    signed = {"COUNT": "1", "KEY_0": "user.name", "VALUE_0": AUTHOR}
-    variables = {f"GIT_CONFIG_{key}": value for key, value in signed.items()}
-    result = make_new(f"NAME={NAME}", f"OUTPUT={output}", **variables)
+    output = tmp_path_factory.mktemp(f"made with {abi}") / NAME
+    arguments = [f"NAME={NAME}", f"OUTPUT={output}", f"AUTHOR={AUTHOR}"]
+    result = make_new(*arguments, *[f"ABI={abi}"] * (abi != "stable"))
     assert result.returncode == 0, result.stderr
     return output, result.stdout
 
@@ -104,10 +124,10 @@ def wheel(built, shell, tmp_path_factory):
     return path
 
 
-def python(code, folder, *paths):
+def python(code, folder, *paths, executable=sys.executable):
     """Runs code in a fresh process in a folder, with nothing of this project on its path."""
     result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
+        [executable, "-W", "ignore", "-c", code],
         cwd=folder,
         env=environment(PYTHONPATH=os.pathsep.join(map(str, paths))),
         capture_output=True,
@@ -125,7 +145,7 @@ def shell_blocks(page):
 def test_the_printed_commands_build_it_and_its_tests_pass(built):
     output, commands, printed = built
     assert commands == [
-        f"cd {output}",
+        f"cd '{output}'",
         "python -m pip install --no-build-isolation -e .",
         "python -m pytest",
     ]
@@ -141,48 +161,70 @@ gate, value = torch.randn(2, 3, 4, requires_grad=True)
 for make in ({"torch.jit.script, " * HAS_TORCHSCRIPT}torch.compile(fullgraph=True),):
     result = make({NAME}.swiglu)(gate, value)
     torch.testing.assert_close(result, torch.nn.functional.silu(gate) * value)
-assert torch.ops.{NAME}.swiglu(gate, value).requires_grad
+    assert result.requires_grad
 print({NAME}.__file__)
 """
 
 
+@pytest.fixture
+def use(abi):
+    return USE.replace("torch.jit.script, ", "") if abi == "stable" else USE
+
+
 @compiles
-def test_compiles_and_scripts_in_another_folder(built, shell, tmp_path):
-    (tmp_path / "use.py").write_text(USE)
+def test_compiles_and_scripts_in_another_folder(built, use, shell, tmp_path):
+    (tmp_path / "use.py").write_text(use)
     assert shell("python -W ignore use.py", tmp_path) == f"{built[0] / NAME}/__init__.py\n"
 
 
 @compiles
-def test_wheel_works_where_nothing_else_is(wheel, tmp_path):
-    assert re.fullmatch(rf"{NAME}-0\.1\.0-{re.escape(MINOR)}-cp310-abi3-linux_\w+\.whl", wheel.name)
+def test_wheel_works_where_nothing_else_is(abi, wheel, use, tmp_path):
+    build, requirement, modules = {
+        "stable": ("", "torch>=2.11", ["_autograd.py"]),
+        "torch": (f"-{MINOR}", f"torch=={MINOR}.*", []),
+    }[abi]
+    assert re.fullmatch(rf"{NAME}-0\.1\.0{re.escape(build)}-cp310-abi3-linux_\w+\.whl", wheel.name)
     with zipfile.ZipFile(wheel) as content:
         names = content.namelist()
         metadata = content.read(next(name for name in names if name.endswith("METADATA"))).decode()
         content.extractall(tmp_path / "installed")
+    libraries = [f"{library}.abi3.so" for library in LIBRARIES[abi]]
     assert {name for name in names if "dist-info" not in name} == {
         f"{NAME}/{name}"
-        for name in (f"{LIBRARY}.abi3.so", "__init__.py", "_library.py", "py.typed")
+        for name in (*libraries, *modules, "__init__.py", "_library.py", "py.typed")
     }
-    assert f"Requires-Dist: torch=={MINOR}.*" in metadata.splitlines()
+    assert {f"Requires-Dist: {requirement}", f"Author: {AUTHOR}"} <= set(metadata.splitlines())
     (tmp_path / "empty").mkdir()
-    status, printed = python(USE, tmp_path / "empty", tmp_path / "installed")
-    assert (status, printed) == (0, f"{tmp_path}/installed/{NAME}/__init__.py\n")
+    executables = [sys.executable]
+    if abi == "stable":  # each torch of this checkout: make compat makes environments of several
+        others = [str(path) for path in ROOT.glob(".venv*/bin/python")]
+        executables += [
+            path for path in others if not python("import torch", "/", executable=path)[0]
+        ]
+    for executable in executables:
+        result = python(use, tmp_path / "empty", tmp_path / "installed", executable=executable)
+        assert result == (0, f"{tmp_path}/installed/{NAME}/__init__.py\n"), executable
 
 
 @compiles
-def test_library_asks_for_no_python_and_no_openmp_of_its_own(built):
+def test_libraries_ask_for_no_python_and_no_openmp_of_their_own(abi, built):
     def printed_by(*command):
-        library = str(built[0] / NAME / f"{LIBRARY}.abi3.so")
         return subprocess.run(
             [*command, library], capture_output=True, text=True, check=True
         ).stdout
 
-    undefined = printed_by("nm", "--dynamic", "--undefined-only")
-    assert "GOMP_parallel" in undefined
-    assert not re.search(r" _?Py[A-Z_]", undefined)
-    needed = printed_by("readelf", "--dynamic")
-    assert "gomp" not in needed and "libpython" not in needed
-    assert "runpath: [$ORIGIN/../torch/lib]" in needed
+    for name in LIBRARIES[abi]:
+        library = built[0] / NAME / f"{name}.abi3.so"
+        undefined = printed_by("nm", "--dynamic", "--undefined-only")
+        assert not re.search(r" _?Py[A-Z_]", undefined)
+        if abi == "stable":  # torch's functions of C, and none of its C++: these keep their names
+            assert " torch_library_impl\n" in undefined
+            assert not re.search(r" _ZN?K?(2at|3c10|5torch)", undefined)
+        else:
+            assert "GOMP_parallel" in undefined
+        needed = printed_by("readelf", "--dynamic")
+        assert "gomp" not in needed and "libpython" not in needed
+        assert "runpath: [$ORIGIN/../torch/lib]" in needed
 
 
 @compiles
@@ -192,17 +234,31 @@ def test_a_second_build_compiles_only_what_changed(built, shell):
     assert "ninja: no work to do" in printed
 
 
-@compiles
 @pytest.mark.skipif(shutil.which("git") is None, reason="no git")
-def test_author_is_that_of_git(wheel):
-    with zipfile.ZipFile(wheel) as content:
-        name = next(name for name in content.namelist() if name.endswith("METADATA"))
-        assert f"Author: {AUTHOR}" in content.read(name).decode().splitlines()
+@pytest.mark.parametrize(
+    ("configured", "typed", "expected"),
+    [(AUTHOR, None, AUTHOR), ("", f" {AUTHOR} ", AUTHOR), ("", "", None), ("", None, None)],
+)
+def test_author_is_that_of_git_or_asked_for(
+    new_package, configured, typed, expected, tmp_path, monkeypatch
+):
+    """Never the one of the checkout that make new runs in."""
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "global"))
+    monkeypatch.chdir(tmp_path)
+    for command in (
+        ["init", "--quiet"],
+        ["config", "user.name", "of this checkout"],
+        ["config", "--global", "user.name", configured],
+    ):
+        subprocess.run(["git", *command], check=True)
+    terminal = SimpleNamespace(isatty=lambda: typed is not None, readline=lambda: f"{typed}\n")
+    monkeypatch.setattr(sys, "stdin", terminal)
+    assert new_package.author() == expected
 
 
 @pytest.fixture
-def without_library(new_package, tmp_path):
-    new_package.create(NAME, tmp_path / "new")
+def without_library(new_package, abi, tmp_path):
+    new_package.create(NAME, tmp_path / "new", abi)
     return tmp_path / "new"
 
 
@@ -210,12 +266,13 @@ def test_error_without_library(without_library):
     status, printed = python(f"import {NAME}", without_library, without_library)
     assert status == 1
     assert re.search(
-        rf"ImportError: {NAME}: expected a library for torch \S+ in \S+, but got none: build it "
-        r"with `pip install --no-build-isolation \.`",
+        rf"ImportError: {NAME}: expected a library (_C|for torch \S+) in \S+, but got none: build "
+        r"it with `pip install --no-build-isolation \.`",
         printed,
     ), printed
 
 
+@pytest.mark.parametrize("abi", ["torch"])
 def test_error_with_a_library_for_another_torch(without_library):
     (without_library / NAME / "_C_torch2_9.abi3.so").touch()
     status, printed = python(f"import {NAME}", without_library, without_library)
@@ -223,8 +280,8 @@ def test_error_with_a_library_for_another_torch(without_library):
     assert ", but got _C_torch2_9.abi3.so: build it with `pip install" in printed
 
 
-def test_error_with_a_library_that_does_not_load(without_library):
-    broken = without_library / NAME / f"{LIBRARY}.abi3.so"
+def test_error_with_a_library_that_does_not_load(abi, without_library):
+    broken = without_library / NAME / f"{LIBRARIES[abi][0]}.abi3.so"
     source = "int gone_from_torch(void); int call(void) { return gone_from_torch(); }"
     command = [CXX, "-shared", "-fPIC", "-x", "c", "-", "-o", str(broken)]
     subprocess.run(command, input=source, text=True, check=True)
@@ -240,37 +297,39 @@ def test_setup_without_torch_says_so(without_library):
     )
     status, printed = python(code, without_library)
     assert status == 1
-    assert printed.startswith(f"{NAME} is compiled against the torch") and "Trace" not in printed
+    assert printed.startswith(f"{NAME} is compiled ") and "Trace" not in printed
 
 
+@each_abi
 @pytest.mark.parametrize("name", ["ops", NAME, "Transformer2_ops"])
-def test_only_the_new_name_is_in_it(new_package, name, tmp_path):
-    new_package.author = lambda: None  # the name of a person may be any
-    new_package.create(name, tmp_path / "new")
+def test_only_the_new_name_is_in_it(new_package, abi, name, tmp_path):
+    new_package.create(name, tmp_path / "new", abi)
     lines = 0
     for path in filter(Path.is_file, (tmp_path / "new").rglob("*")):
         text = path.read_text()
         lines += text.count("\n")
         for word in ("my_ops", "lltm"):
             assert word not in f"{path.relative_to(tmp_path)} {text}".lower(), path
-    assert 0 < lines < 650
-    for file in new_package.template_files():
+    assert 0 < lines < 700
+    for file in new_package.template_files(abi):
         assert (tmp_path / "new" / str(file).replace("my_ops", name)).is_file()
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ruff") is None, reason="no ruff")
+@each_abi
 @pytest.mark.parametrize("name", ["ops", NAME, "Transformer2_ops"])
 @pytest.mark.parametrize("command", [["check"], ["format", "--check"]], ids=" ".join)
-def test_ruff(new_package, name, command, tmp_path):
-    new_package.create(name, tmp_path / "new")
+def test_ruff(new_package, abi, name, command, tmp_path):
+    new_package.create(name, tmp_path / "new", abi)
     ruff = [sys.executable, "-m", "ruff", *command, "--no-cache", "."]
     result = subprocess.run(ruff, cwd=tmp_path / "new", capture_output=True, text=True)
     assert result.returncode == 0, result.stdout
 
 
-def test_what_builds_and_tests_leave_is_not_copied(new_package, tmp_path):
+@each_abi
+def test_what_builds_and_tests_leave_is_not_copied(new_package, abi, tmp_path):
     """A user may have built the template before."""
-    expected = new_package.template_files()
+    expected = set(new_package.template_files(abi))
     ignore = shutil.ignore_patterns("build", "*.so", "*.egg-info", "__pycache__", ".*_cache")
     shutil.copytree(new_package.TEMPLATE, tmp_path / "template", ignore=ignore)
     for left in (
@@ -283,15 +342,22 @@ def test_what_builds_and_tests_leave_is_not_copied(new_package, tmp_path):
         ".pytest_cache/README.md",
         ".ruff_cache/CACHEDIR.TAG",
     ):
-        (tmp_path / "template" / left).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "template" / left).write_bytes(b"\xff")
+        for folder in ("both", f"{abi}_abi"):
+            path = tmp_path / "template" / folder / left
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"\xff")
     new_package.TEMPLATE = tmp_path / "template"
-    assert new_package.template_files() == expected
-    assert {str(file) for file in expected} >= {
-        "setup.py",
-        ".gitignore",
-        ".github/workflows/ci.yml",
-    }
+    assert set(new_package.template_files(abi)) == expected
+    files = {"setup.py", ".gitignore", ".github/workflows/ci.yml"}
+    assert {str(file) for file in expected} >= files
+
+
+def test_a_file_is_of_one_abi_or_of_both(new_package):
+    """A second copy of a file would be mended once."""
+    stable, torch_ = (new_package.template_files(abi) for abi in LIBRARIES)
+    differ = {str(file) for file in stable if stable[file] != torch_.get(file, stable[file])}
+    assert all(stable[Path(file)].read_text() != torch_[Path(file)].read_text() for file in differ)
+    assert "csrc/kernel.h" in differ and "pyproject.toml" not in differ
 
 
 def refusal(new_package, capsys, *arguments):
@@ -369,6 +435,7 @@ for name in torch._C._dispatch_get_all_op_names():
         ("file", "File exists"),
         ("file/new", "Not a directory"),
         ("missing/new", "No such file or directory"),
+        ("a:b", "ninja builds in no path with $, : or the end of a line"),
     ],
 )
 def test_outputs_that_are_refused(new_package, output, reason, tmp_path, capsys):
@@ -379,6 +446,11 @@ def test_outputs_that_are_refused(new_package, output, reason, tmp_path, capsys)
     sentence = refusal(new_package, capsys, f"--name={NAME}", f"--output={tmp_path / output}")
     assert sentence == f"error: OUTPUT={tmp_path / output} cannot be written: {reason}\n"
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_unknown_abi_is_refused(new_package, tmp_path, capsys):
+    sentence = refusal(new_package, capsys, f"--name={NAME}", f"--output={tmp_path}", "--abi=C")
+    assert sentence == "error: ABI=C is unknown: expected stable or torch\n"
 
 
 @pytest.mark.parametrize("existed", [False, True])

@@ -1,41 +1,14 @@
 #pragma once
 
+#include "element.h"
 #include "swiglu.h"
 
 #include <ATen/Dispatch.h>
-#include <ATen/OpMathType.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/DeviceGuard.h>
 
-#include <cmath>
-
-// What the kernels for CPU and CUDA share: one element, and all around the loop, their ForEach.
+// What the kernels for CPU and CUDA share: all around the loop, their ForEach.
 namespace my_ops {
-
-template <typename scalar_t>
-struct Forward {
-  const scalar_t *gate, *value;
-  scalar_t* result;
-
-  C10_HOST_DEVICE C10_ALWAYS_INLINE void operator()(int64_t i) const {
-    const at::opmath_type<scalar_t> x = gate[i];
-    result[i] = x / (1 + std::exp(-x)) * value[i];
-  }
-};
-
-template <typename scalar_t>
-struct Backward {
-  const scalar_t *grad, *gate, *value;
-  scalar_t *d_gate, *d_value;
-
-  C10_HOST_DEVICE C10_ALWAYS_INLINE void operator()(int64_t i) const {
-    const at::opmath_type<scalar_t> x = gate[i];
-    const auto s = 1 / (1 + std::exp(-x));
-    const auto g = grad[i];
-    d_gate[i] = s * (1 + x * (1 - s)) * value[i] * g;
-    d_value[i] = x * s * g;
-  }
-};
 
 template <typename ForEach>
 Tensor swiglu_kernel(const Tensor& gate, const Tensor& value) {

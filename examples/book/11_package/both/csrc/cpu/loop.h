@@ -1,7 +1,6 @@
-#include "../kernel.h"
+#pragma once
 
-#include <ATen/Parallel.h>
-#include <torch/library.h>
+#include <cstdint>
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 // gcc makes vectors of a loop around exp if it knows that glibc has an exp of vectors. It compiles
@@ -24,19 +23,5 @@ VECTORIZED void loop(int64_t begin, int64_t end, Body body) {
   }
 }
 
-struct ForEach {
-  template <typename Body>
-  void operator()(int64_t size, const Body& body) const {
-    at::parallel_for(
-        0, size, /*grain_size=*/8192, [&](int64_t begin, int64_t end) { loop(begin, end, body); });
-  }
-};
-
 } // namespace
-
-TORCH_LIBRARY_IMPL(my_ops, CPU, m) {
-  m.impl("swiglu", swiglu_kernel<ForEach>);
-  m.impl("swiglu_backward", swiglu_backward_kernel<ForEach>);
-}
-
 } // namespace my_ops

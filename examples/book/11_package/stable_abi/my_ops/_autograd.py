@@ -1,0 +1,83 @@
+"""Shapes and derivatives of the operators. They are Python: the stable ABI has no autograd."""
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from my_ops import _library
+
+_library.load()
+ops = torch.ops.my_ops
+
+
+def check(op: str, gate: Tensor, **others: Tensor) -> None:
+    """Says of fake tensors what the kernels say of real ones."""
+    for name, tensor in others.items():
+        if (tensor.dtype, tensor.device, tensor.shape) != (gate.dtype, gate.device, gate.shape):
+            like, got = (f"{t.dtype}{list(t.shape)} on {t.device}" for t in (gate, tensor))
+            expected = f"{name} to be like gate, {like}"
+            raise RuntimeError(f"my_ops::{op}: expected {expected}, but got {got}")
+
+
+# Shapes without data, for torch.compile.
+@torch.library.register_fake("my_ops::swiglu_forward")
+def _(gate, value):
+    check("swiglu_forward", gate, value=value)
+    return gate.new_empty(gate.shape)
+
+
+@torch.library.register_fake("my_ops::swiglu_backward")
+def _(grad, gate, value):
+    check("swiglu_backward", gate, grad=grad, value=value)
+    return gate.new_empty(gate.shape), gate.new_empty(gate.shape)
+
+
+def partial_derivatives(gate: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the result, by gate and by value. PyTorch differentiates and batches them further."""
+    gate = gate.to(torch.promote_types(gate.dtype, torch.float32))
+    s = gate.sigmoid()
+    return s * (1 + gate * (1 - s)) * value, gate * s
+
+
+class SwiGLU(torch.autograd.Function):
+    @staticmethod
+    def forward(gate, value):
+        return ops.swiglu_forward(gate, value)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx, grad):
+        if not torch.is_grad_enabled():
+            return ops.swiglu_backward(grad, *ctx.saved_tensors)
+        # Under create_graph=True and torch.func: the gradients may be differentiated again.
+        partials = partial_derivatives(*ctx.saved_tensors)
+        return tuple((partial * grad).to(grad.dtype) for partial in partials)
+
+    @staticmethod
+    def jvp(ctx, *tangents):
+        # PyTorch switches forward mode off in here: without this line, jvp of jvp would be wrong.
+        with forward_ad._set_fwd_grad_enabled(True):
+            # Without the tangents of this jvp, and with those of one around it.
+            inputs = [forward_ad.unpack_dual(t, level=0).primal for t in ctx.saved_tensors]
+            terms = zip(partial_derivatives(*inputs), tangents, strict=True)
+            return sum(partial * tangent for partial, tangent in terms).to(inputs[0].dtype)
+
+    @staticmethod
+    def vmap(info, in_dims, *inputs):
+        # A batch is one more dimension: the operator goes element by element.
+        batched = (
+            tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+            for tensor, dim in zip(inputs, in_dims, strict=True)
+        )
+        return SwiGLU.apply(*batched), 0
+
+
+# torch.compile takes no Function with a jvp, and under torch.func it leaves any Function out: the
+# gradients would be zeros. So it does not look into this call, but records what happens in it.
+@torch.compiler.allow_in_graph
+def swiglu(gate: Tensor, value: Tensor) -> Tensor:
+    return SwiGLU.apply(gate, value)
