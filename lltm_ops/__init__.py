@@ -6,6 +6,7 @@ Importing this makes ``torch.ops.lltm.*`` live: from Python, TorchScript, torch.
 from lltm_ops import _dtensor, _fake_tensors
 from lltm_ops._library import build_info
 from lltm_ops._version import __version__
+from lltm_ops._when_imported import register_when_imported
 from lltm_ops.cell import LLTMCell
 from lltm_ops.functional import (
     backward,
@@ -17,7 +18,7 @@ from lltm_ops.functional import (
 from lltm_ops.layer import LLTM
 
 _fake_tensors.register()
-_dtensor.register()
+register_when_imported({"torch.distributed.tensor": _dtensor.register_shardings})
 
 __all__ = [
     "LLTM",
