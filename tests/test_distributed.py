@@ -173,6 +173,14 @@ from concurrent.futures import ThreadPoolExecutor
 with ThreadPoolExecutor(8) as threads:
     for function in [importlib.util.find_spec, importlib.import_module] * 8:
         threads.submit(function, "torch.distributed.tensor")""",
+    "and the package again": """
+import importlib, sys, lltm_ops
+importlib.reload(lltm_ops)
+for name in [name for name in sys.modules if name.startswith("lltm_ops")]:
+    del sys.modules[name]
+import lltm_ops, torch.distributed.tensor
+assert sum("LLTM" in type(finder).__name__ for finder in sys.meta_path) == 1
+importlib.reload(lltm_ops)""",
 }
 
 
