@@ -48,6 +48,16 @@ def check_tensor(owner: str, name: str, value: Tensor, expected: str = "a tensor
         )
 
 
+def is_tracing() -> bool:
+    """Whether torch.jit.trace runs: sizes are tensors then, and an int read of one is constant."""
+    return torch.jit.is_tracing()  # type: ignore
+
+
+def in_a_graph() -> bool:
+    """Whether a graph is made, which is to hold for other sizes, too."""
+    return torch.compiler.is_compiling() or is_tracing()
+
+
 @torch.jit.unused
 def refuse_hx(owner: str, names: str, hx: Any) -> None:
     found = _type_of(hx)

@@ -90,7 +90,9 @@ class LLTMCell(nn.Module):
             check_tensor("lltm_ops.LLTMCell", "input", input)
         sizes = input.shape
         batched = len(sizes) == 2
-        if not (batched or len(sizes) == 1) or sizes[-1] != self.input_size:
+        # While torch.jit.trace writes sizes down they are tensors, and the operator compares them.
+        are_numbers = len(sizes) == 0 or not isinstance(sizes[-1], Tensor)
+        if not (batched or len(sizes) == 1) or (are_numbers and sizes[-1] != self.input_size):
             self._refuse_input(input)
         if hx is None:
             zeros = input.new_zeros(list(sizes[:-1]) + [self.hidden_size])  # noqa: RUF005
@@ -105,9 +107,10 @@ class LLTMCell(nn.Module):
                 check_tensor("lltm_ops.LLTMCell", "c", c)
             h_sizes, c_sizes = h.shape, c.shape
             fit = len(h_sizes) == len(sizes) == len(c_sizes)
-            fit = fit and h_sizes[-1] == self.hidden_size == c_sizes[-1]
+            if fit and are_numbers:
+                fit = h_sizes[-1] == self.hidden_size == c_sizes[-1]
             # While compiling, the operator compares the batch, whose value may be unknown.
-            if batched and fit and not is_compiling():
+            if batched and fit and are_numbers and not is_compiling():
                 fit = h_sizes[0] == sizes[0] == c_sizes[0]
             if not fit:
                 self._refuse_state(input, h, c)

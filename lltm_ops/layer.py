@@ -18,6 +18,8 @@ from lltm_ops._checks import (
     check_probability,
     check_tensor,
     flag_as_bool,
+    in_a_graph,
+    is_tracing,
     refuse_hx,
     size_as_int,
 )
@@ -224,7 +226,7 @@ class LLTM(nn.Module):
             if resets is not None:
                 expected = list(input.shape[:2])
                 # A compiler may not know sizes, and leaves the comparison to the operator.
-                if not torch.compiler.is_compiling() and list(resets.shape) != expected:
+                if not in_a_graph() and list(resets.shape) != expected:
                     raise RuntimeError(
                         f"lltm_ops.LLTM: expected resets to have shape [batch, time] = {expected}, "
                         f"but got {list(resets.shape)}"
@@ -313,7 +315,12 @@ class LLTM(nn.Module):
         directions = 2 if self.bidirectional else 1
         expected = [self.num_layers * directions] + batch + [self.hidden_size]
         h_0, c_0 = hx
-        if list(h_0.shape) != expected or list(c_0.shape) != expected:
+        if is_tracing():
+            # Numbers are here how many tensors there are, and not their sizes.
+            fit = len(h_0.unbind()) == expected[0] == len(c_0.unbind())
+        else:
+            fit = list(h_0.shape) == expected == list(c_0.shape)
+        if not fit:
             names = "batch, hidden_size" if len(batch) > 0 else "hidden_size"
             raise RuntimeError(
                 "lltm_ops.LLTM: expected h_0 and c_0 to have shape [num_layers * directions, "
@@ -350,7 +357,7 @@ class LLTM(nn.Module):
                 "lltm_ops.LLTM: expected input to have 2 dimensions [time, input_size] or 3 with a "
                 f"batch, but got {input.dim()}"
             )
-        if input.dim() > 0 and input.size(-1) != self.input_size:
+        if input.dim() > 0 and not is_tracing() and input.size(-1) != self.input_size:
             raise RuntimeError(
                 f"lltm_ops.LLTM: expected input to have input_size = {self.input_size} features, "
                 f"but got {input.size(-1)}"
@@ -361,7 +368,7 @@ class LLTM(nn.Module):
             parameters: List[Tensor] = self._flat_parameters  # type: ignore[assignment]
         else:
             parameters = self._parameters_in_order()
-        each = len(parameters) // h_0.size(0)
+        each = len(parameters) // (self.num_layers * directions)
         # Both are made of resets and batch_sizes, after the operator has checked these.
         last_rows: Optional[Tensor] = None
         resets_of_reverse: Optional[Tensor] = None

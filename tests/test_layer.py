@@ -23,7 +23,12 @@ from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses import FakeTensorMode
 from torch.nn.utils import parametrizations, parametrize, prune
-from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import (
+    PackedSequence,
+    pack_padded_sequence,
+    pack_sequence,
+    pad_packed_sequence,
+)
 
 import lltm_ops
 
@@ -739,7 +744,7 @@ def call_of(layer, form, with_resets, time, batch):
     rows = (time, batch) if form == "padded" else (sum(sizes),)
     return (
         torch.randn(*rows, 5),
-        state_of(layer, batch),
+        state_of(layer, time if layer.batch_first and form == "padded" else batch),
         torch.rand(rows) < 0.3 if with_resets else None,
         None if form == "padded" else torch.tensor(sizes, dtype=torch.long),
     )
@@ -914,13 +919,47 @@ def test_gradients_of_what_runs_step_by_step(device, slow):
 
 
 @needs_torchscript
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-@each_structure
-def test_traced(options):
-    model = nn.Sequential(lltm_ops.LLTM(5, 6, **options))
-    traced = torch.jit.trace(model, (torch.randn(7, 4, 5),))
-    input = torch.randn(7, 4, 5)
-    assert_close(traced(input), model(input))
+@pytest.mark.filterwarnings("error::torch.jit.TracerWarning")
+@each_form
+@each_with_resets
+@pytest.mark.parametrize("with_state", [False, True])
+@pytest.mark.parametrize("options", STRUCTURES[3:], ids=str)
+def test_traced_for_few_steps_and_many(options, with_state, with_resets, form):
+    layer = lltm_ops.LLTM(5, 6, **options)
+
+    def arguments(time, batch):
+        input, hx, resets, batch_sizes = call_of(layer, form, with_resets, time, batch)
+        call = {"input": input, "hx": hx, "resets": resets, "batch_sizes": batch_sizes}
+        given = {name: value for name, value in call.items() if value is not None}
+        return given if with_state else {n: v for n, v in given.items() if n != "hx"}
+
+    traced = torch.jit.trace(layer, example_kwarg_inputs=arguments(4, 3))
+    for time, batch in FEW_AND_MANY:
+        call = arguments(time, batch)
+        assert_close(traced(**call), layer(**call))
+
+
+class Packs(nn.Module):
+    def __init__(self, rnn):
+        super().__init__()
+        self.rnn = rnn
+
+    def forward(self, input, lengths: torch.Tensor):
+        packed = pack_padded_sequence(input, lengths, enforce_sorted=False)
+        output, state = self.rnn(packed)
+        return pad_packed_sequence(output)[0], state
+
+
+@needs_torchscript
+@pytest.mark.filterwarnings("error::torch.jit.TracerWarning")
+def test_a_model_that_packs_is_traced_for_any_batch():
+    model = Packs(lltm_ops.LLTM(5, 6))
+    traced = torch.jit.trace(model, (torch.randn(6, 3, 5), torch.tensor([6, 2, 4])))
+    for call in (
+        (torch.randn(8, 4, 5), torch.tensor([1, 2, 8, 4])),
+        (torch.randn(3, 1, 5), torch.tensor([3])),
+    ):
+        assert_close(traced(*call), model(*call))
 
 
 @each_device
