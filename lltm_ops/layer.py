@@ -20,6 +20,7 @@ from lltm_ops._checks import (
     flag_as_bool,
     in_a_graph,
     is_tracing,
+    node_of_fx,
     refuse_hx,
     size_as_int,
 )
@@ -195,6 +196,11 @@ class LLTM(nn.Module):
         resets: Optional[Tensor] = None,
         batch_sizes: Optional[Tensor] = None,
     ):
+        if not torch.jit.is_scripting():  # type: ignore[attr-defined]
+            arguments = {"input": input, "hx": hx, "resets": resets, "batch_sizes": batch_sizes}
+            node = node_of_fx(self, arguments)
+            if node is not None:
+                return node
         self._check_kinds(hx, resets, batch_sizes)
         # TorchScript knows no PackedSequence, and compiles neither condition nor call.
         if not torch.jit.is_scripting():  # type: ignore[attr-defined]
