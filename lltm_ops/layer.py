@@ -70,8 +70,8 @@ class LLTM(nn.Module):
         default to zeros. ``resets`` are bool, of the sizes of ``input`` but the last (packed: of
         the rows of ``input.data``): where true, a step begins with zeros instead of the state of
         the step before it. The second direction comes from behind, so there the step before
-        that one begins with zeros. With ``batch_sizes``, ``input`` is the data of a PackedSequence
-        (for TorchScript, which has none), and the results are in the same order.
+        that one begins with zeros. With ``batch_sizes``, ``input`` is the data of a PackedSequence,
+        which is what TorchScript takes, and the results are in the same order.
 
     Outputs: ``output, (h_n, c_n)``, and ``cells`` with ``return_cells``
         ``output`` is the hidden state of the last layer after each step, ``[time, batch,
@@ -202,7 +202,8 @@ class LLTM(nn.Module):
             if node is not None:
                 return node
         self._check_kinds(hx, resets, batch_sizes)
-        # TorchScript knows no PackedSequence, and compiles neither condition nor call.
+        # With an overload for a PackedSequence, as nn.LSTM has one, TorchScript could not compile
+        # the layer alone. It compiles neither condition nor call.
         if not torch.jit.is_scripting():  # type: ignore[attr-defined]
             if isinstance(input, PackedSequence):
                 if batch_sizes is not None:

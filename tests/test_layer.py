@@ -950,6 +950,27 @@ class Packs(nn.Module):
         return pad_packed_sequence(output)[0], state
 
 
+class PacksInTorchScript(Packs):
+    def forward(self, input, lengths: torch.Tensor):
+        packed = pack_padded_sequence(input, lengths, enforce_sorted=False)
+        indices, unsorted = packed.sorted_indices, packed.unsorted_indices
+        output, (h_n, c_n) = self.rnn(packed.data, None, None, packed.batch_sizes)
+        if unsorted is not None:
+            h_n, c_n = h_n.index_select(1, unsorted), c_n.index_select(1, unsorted)
+        packed = PackedSequence(output, packed.batch_sizes, indices, unsorted)
+        return pad_packed_sequence(packed)[0], (h_n, c_n)
+
+
+@needs_torchscript
+def test_a_model_that_packs_is_scripted():
+    layer = lltm_ops.LLTM(5, 6)
+    call = torch.randn(8, 4, 5), torch.tensor([1, 2, 8, 4])
+    scripted = torch.jit.script(PacksInTorchScript(layer))
+    assert_close(scripted(*call), Packs(layer)(*call))
+    with pytest.raises(RuntimeError, match=r"'input' but instead found .*PackedSequence'"):
+        torch.jit.script(Packs(layer))
+
+
 @needs_torchscript
 @pytest.mark.filterwarnings("error::torch.jit.TracerWarning")
 def test_a_model_that_packs_is_traced_for_any_batch():
