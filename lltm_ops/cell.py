@@ -48,7 +48,8 @@ class LLTMCell(nn.Module):
 
     Raises:
         TypeError: for sizes that are no integers, and for arguments of a call that are no tensors.
-        ValueError: from the constructor, for negative sizes.
+        ValueError: from the constructor, for negative sizes; from the call, for input of another
+            number of dimensions.
         RuntimeError: from the call, for tensors of other sizes, and as :func:`lltm_ops.forward`.
 
     Example::
@@ -152,7 +153,7 @@ class LLTMCell(nn.Module):
 
     def _refuse_input(self, input: Tensor) -> None:
         if input.dim() != 1 and input.dim() != 2:
-            raise RuntimeError(
+            raise ValueError(
                 "lltm_ops.LLTMCell: expected input to have 1 dimension [input_size] or 2 with a "
                 f"batch, but got {input.dim()}"
             )

@@ -47,6 +47,7 @@ class LLTM(nn.Module):
         dropout: probability with which, in training, an element of a layer's output is zeroed
             before the next layer.
         bidirectional: a second cell in each layer runs from the last step to the first.
+        proj_size: 0, and there for code that passes it to :class:`torch.nn.LSTM`.
         device: of the parameters.
         dtype: of the parameters: float64, float32, bfloat16 or float16.
         return_cells: whether a call returns the cell states of all steps as a third result.
@@ -90,7 +91,8 @@ class LLTM(nn.Module):
     Raises:
         TypeError: for sizes that are no integers, options that are no bools, and arguments of a
             call that are no tensors.
-        ValueError: from the constructor, for sizes and probabilities out of range.
+        ValueError: from the constructor, for sizes and probabilities out of range; from the call,
+            for input of another number of dimensions.
         RuntimeError: from the call, for tensors of other sizes, and as
             :func:`lltm_ops.sequence_forward`.
 
@@ -104,6 +106,7 @@ class LLTM(nn.Module):
         "batch_first", "bidirectional", "dropout", "hidden_size", "input_size", "layer_norm",
         "num_layers", "recurrent_dropout", "return_cells", "variational_dropout", "zoneout",
     ]  # fmt: skip
+    __jit_unused_properties__ = ["all_weights"]  # noqa: RUF012
 
     def __init__(
         self,
@@ -114,6 +117,7 @@ class LLTM(nn.Module):
         batch_first: bool = False,
         dropout: float = 0.0,
         bidirectional: bool = False,
+        proj_size: int = 0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
@@ -127,6 +131,8 @@ class LLTM(nn.Module):
         input_size = size_as_int("lltm_ops.LLTM", "input_size", input_size)
         hidden_size = size_as_int("lltm_ops.LLTM", "hidden_size", hidden_size, 1)
         num_layers = size_as_int("lltm_ops.LLTM", "num_layers", num_layers, 1)
+        if proj_size != 0:
+            raise ValueError(f"lltm_ops.LLTM: expected proj_size to be 0, but got {proj_size}")
         for name, probability in (
             ("dropout", dropout),
             ("recurrent_dropout", recurrent_dropout),
@@ -185,6 +191,13 @@ class LLTM(nn.Module):
                 nn.init.zeros_(parameter)
             else:
                 nn.init.uniform_(parameter, -bound, bound)
+
+    @property
+    def all_weights(self) -> List[List[Tensor]]:
+        """The parameters of each layer and direction, for code that initialises them in a loop."""
+        parameters = self._parameters_in_order()
+        each = len(parameters) // (self.num_layers * (2 if self.bidirectional else 1))
+        return [parameters[i : i + each] for i in range(0, len(parameters), each)]
 
     def flatten_parameters(self) -> None:
         """Does nothing: for code that calls it on :class:`torch.nn.LSTM`."""
@@ -360,7 +373,7 @@ class LLTM(nn.Module):
     ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
         """Output and cells of the last layer, h_n and c_n of all. Time comes first."""
         if input.dim() != 3 and batch_sizes is None:
-            raise RuntimeError(
+            raise ValueError(
                 "lltm_ops.LLTM: expected input to have 2 dimensions [time, input_size] or 3 with a "
                 f"batch, but got {input.dim()}"
             )

@@ -182,6 +182,24 @@ def test_arguments_are_named_as_those_of_nn_lstm():
     assert_close(cell(input=step[0], hx=step[1]), cell(*step), rtol=0, atol=0)
 
 
+@each_structure
+def test_an_initialisation_of_nn_lstm_runs(options):
+    def initialised(rnn):
+        for parameters in rnn.all_weights:
+            for parameter in parameters:
+                nn.init.ones_(parameter)
+        return [len(parameters) for parameters in rnn.all_weights]
+
+    positional = [5, 6, 1, True, False, 0.0, False, 0, "cpu", torch.float64]
+    for kind in (nn.LSTM, lltm_ops.LLTM):
+        rnn = kind(5, 6, proj_size=0, **options)
+        count = rnn.num_layers * (2 if rnn.bidirectional else 1)
+        each = (2 if rnn.bias else 1) * (2 if kind is nn.LSTM else 1)
+        assert initialised(rnn) == [each] * count
+        assert all((parameter == 1).all() for parameter in rnn.parameters())
+        assert kind(*positional).all_weights[0][0].dtype == torch.float64
+
+
 def test_names_in_the_state_dict_are_those_of_nn_lstm():
     layer, peer = layer_and_peer({"num_layers": 2, "bidirectional": True})
     ours = {name.replace("weights_", "weight_") for name in layer.state_dict()}
@@ -262,6 +280,7 @@ def test_repr_names_what_differs_from_the_defaults():
     [
         ({"hidden_size": 0}, ValueError, "expected hidden_size to be 1 or more, but got 0"),
         ({"num_layers": 0}, ValueError, "expected num_layers to be 1 or more, but got 0"),
+        ({"proj_size": 3}, ValueError, "expected proj_size to be 0, but got 3"),
         ({"num_layers": 1.0}, TypeError, "expected num_layers to be an integer, but got float"),
         ({"dropout": 1.5}, ValueError, "expected dropout to be a number between 0 and 1, but "),
         ({"dropout": True}, ValueError, "expected dropout to be a number between 0 and 1, but "),
@@ -394,7 +413,7 @@ def test_errors_name_the_shape_of_resets_with_the_batch_first(sizes, scripted):
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize("sizes", [(5,), (1, 4, 3, 5)], ids=str)
 def test_input_of_other_rank_is_refused(batch_first, sizes):
-    with pytest.raises(RuntimeError, match=r"lltm_ops.LLTM: expected input to have 2 dimensions"):
+    with pytest.raises(ValueError, match=r"lltm_ops.LLTM: expected input to have 2 dimensions"):
         lltm_ops.LLTM(5, 6, batch_first=batch_first)(torch.randn(sizes))
 
 
