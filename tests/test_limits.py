@@ -4,7 +4,7 @@ import pytest
 import torch
 from common import needs_torchscript
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch.nn.utils.rnn import pack_sequence
+from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence
 
 import lltm_ops
 
@@ -120,6 +120,16 @@ def test_a_packed_sequence_without_a_state_is_exported_in_strict_mode(layer, str
     else:
         with pytest.raises(Exception, match="data-dependent"):
             export()
+
+
+@pytest.mark.parametrize("rnn", [torch.nn.LSTM(5, 6), lltm_ops.LLTM(5, 6)], ids=str)
+def test_a_model_that_packs_is_not_exported(rnn):
+    class Packs(torch.nn.Module):
+        def forward(self, input, lengths):
+            return rnn(pack_padded_sequence(input, lengths), STATE)[0].data
+
+    with pytest.raises(Exception, match=r"data-dependent|batch_sizes to be dense with dtype Long"):
+        torch.export.export(Packs(), (torch.randn(7, 3, 5), torch.tensor([7, 4, 2])))
 
 
 @needs_torchscript
