@@ -57,6 +57,16 @@ def test_a_cell_state_overflows_in_float16_and_h_does_not(layer):
     assert c_n.isinf().all() and output.isfinite().all()
 
 
+def test_a_cell_state_changed_in_place_is_missed_in_backward():
+    for kind in (torch.nn.LSTMCell, lltm_ops.LLTMCell):
+        h, c = kind(5, 6)(torch.randn(3, 5))
+        c.mul_(2)
+        if kind is torch.nn.LSTMCell:
+            (h + c).sum().backward()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        (h + c).sum().backward()
+
+
 def test_each_number_of_steps_has_a_graph_where_the_layer_runs_step_by_step():
     """Up to a limit of torch.compile: what comes after it runs eagerly."""
     torch._dynamo.reset()
