@@ -142,6 +142,12 @@ def test_a_model_that_packs_is_not_exported(rnn):
         torch.export.export(Packs(), (torch.randn(7, 3, 5), torch.tensor([7, 4, 2])))
 
 
+def test_draft_export_refuses_a_bidirectional_layer(layer):
+    torch.export.draft_export(layer, (torch.zeros(7, 3, 5),))
+    with pytest.raises(RuntimeError, match=r"argument 'batch_sizes'.* empirically wrong"):
+        torch.export.draft_export(lltm_ops.LLTM(5, 6, bidirectional=True), (torch.zeros(7, 3, 5),))
+
+
 @needs_torchscript
 def test_a_scripted_layer_keeps_parameters_that_are_replaced(layer):
     scripted, input = torch.jit.script(layer), torch.randn(7, 3, 5)
