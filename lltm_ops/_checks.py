@@ -5,7 +5,8 @@ import operator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.fx import Proxy
 
 
 def size_as_int(owner: str, name: str, size: Any, least: int = 0) -> int:
@@ -46,6 +47,32 @@ def check_tensor(owner: str, name: str, value: Tensor, expected: str = "a tensor
         raise RuntimeError(
             f"{owner}: expected {name} to be a dense tensor, but got a nested tensor"
         )
+
+
+def is_tracing() -> bool:
+    """Whether torch.jit.trace runs: sizes are tensors then, and an int read of one is constant."""
+    return torch.jit.is_tracing()  # type: ignore
+
+
+def in_a_graph() -> bool:
+    """Whether a graph is made, which is to hold for other sizes, too."""
+    return torch.compiler.is_compiling() or is_tracing()
+
+
+def node_of_fx(module: nn.Module, arguments: dict[str, Any]) -> Any:
+    """A node that calls the module, if torch.fx traces and an argument is a proxy; else None.
+
+    Tracers take modules of torch.nn for leaves, and would go into others.
+    """
+    given = {name: value for name, value in arguments.items() if value is not None}
+    for value in given.values():
+        for proxy in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(proxy, Proxy):
+                tracer: Any = proxy.tracer
+                # The root has no path, and a graph cannot call it.
+                if path := tracer.path_of_module(module):
+                    return tracer.create_proxy("call_module", path, (), given)
+    return None
 
 
 @torch.jit.unused

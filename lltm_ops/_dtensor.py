@@ -7,13 +7,7 @@ redistributes arguments that are sharded otherwise, in whichever of the known wa
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from collections.abc import Sequence
 from functools import partial
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +16,6 @@ from torch._ops import OpOverload
 if TYPE_CHECKING:
     from torch.distributed.tensor import Placement
 
-_DTENSOR = "torch.distributed.tensor"
 _CELL_OPERATORS = ("forward", "_forward_with_gates", "backward")
 _SEQUENCE_OPERATORS = ("sequence_forward", "_sequence_forward_with_gates", "sequence_backward")
 _PARAMETERS = ("weights", "bias")
@@ -35,39 +28,8 @@ _ROWS = (
 )  # fmt: skip
 
 
-def register() -> None:
-    """To be called once, after the operators were loaded.
-
-    Takes effect when torch.distributed.tensor is imported, and does not import it: that takes half
-    as long as ``import torch``, and whoever has a DTensor has imported it.
-    """
-    if _DTENSOR in sys.modules:
-        _register_shardings()
-    else:
-        sys.meta_path.insert(0, _WaitForDTensor())
-
-
-class _WaitForDTensor(MetaPathFinder):
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if name != _DTENSOR:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.loader is None:
-            return None
-        execute = spec.loader.exec_module
-
-        def execute_and_register(module: ModuleType) -> None:
-            execute(module)
-            _register_shardings()
-
-        spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
-        return spec
-
-
-def _register_shardings() -> None:
+def register_shardings() -> None:
+    """To be called when torch.distributed.tensor has been imported."""
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
     from torch.distributed.tensor.experimental import register_sharding

@@ -11,14 +11,16 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch._subclasses.fake_impls import register_op_impl
+from torch._subclasses.fake_impls import op_implementations_dict, register_op_impl
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 
 def register() -> None:
-    """To be called once, after the operators were loaded."""
+    """To be called after the operators were loaded, and again if the package is imported again."""
     for name in ("sequence_forward", "_sequence_forward_with_gates", "sequence_backward"):
-        register_op_impl(getattr(torch.ops.lltm, name).default)(_without_other_devices)
+        op = getattr(torch.ops.lltm, name).default
+        if op not in op_implementations_dict:
+            register_op_impl(op)(_without_other_devices)
 
 
 def _without_other_devices(mode: FakeTensorMode, op: OpOverload, *args: Any, **kwargs: Any) -> Any:

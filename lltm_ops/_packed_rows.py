@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lltm_ops._checks import in_a_graph, is_tracing
+
 
 def batch_of(batch_sizes: Tensor, input: Tensor) -> int:
     """How many sequences are packed: never more than input has rows, whatever batch_sizes say.
@@ -19,6 +21,9 @@ def batch_of(batch_sizes: Tensor, input: Tensor) -> int:
     """
     if batch_sizes.device.type == "meta":
         raise RuntimeError("lltm_ops.LLTM: expected batch_sizes to be on the CPU, but got meta")
+    if is_tracing():
+        # A size is written down as one, and an int as a constant.
+        return input[: batch_sizes[:1].sum()].size(0)
     is_list_of_sizes = batch_sizes.dim() == 1 and batch_sizes.dtype == torch.int64
     if not is_list_of_sizes or batch_sizes.size(0) == 0 or input.dim() != 2:
         return 0
@@ -29,7 +34,7 @@ def last_state(
     states: Tensor, initial: Tensor, last_rows: Optional[Tensor], reverse: bool
 ) -> Tensor:
     """The state after the step that runs last; each packed sequence has its own last step."""
-    if torch.compiler.is_compiling():
+    if in_a_graph():
         return _traced_last_state(states, initial, last_rows, reverse)
     if states.size(0) == 0:
         return initial.to(states.dtype)  # under autocast the initial state has another

@@ -9,7 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from lltm_ops._checks import check_tensor, flag_as_bool, refuse_hx, size_as_int
+from lltm_ops._checks import (
+    check_tensor,
+    flag_as_bool,
+    node_of_fx,
+    refuse_hx,
+    size_as_int,
+)
 from lltm_ops._library import load
 
 # Looked up once: a small call takes 10 us, and the lookups would take 0.3 of them.
@@ -42,7 +48,8 @@ class LLTMCell(nn.Module):
 
     Raises:
         TypeError: for sizes that are no integers, and for arguments of a call that are no tensors.
-        ValueError: from the constructor, for negative sizes.
+        ValueError: from the constructor, for negative sizes; from the call, for input of another
+            number of dimensions.
         RuntimeError: from the call, for tensors of other sizes, and as :func:`lltm_ops.forward`.
 
     Example::
@@ -86,28 +93,35 @@ class LLTMCell(nn.Module):
     ) -> Tuple[Tensor, Tensor]:  # noqa: UP006
         # The checks are inline and compare numbers, because a small call takes hardly longer
         # than a few calls of Python.
-        if not isinstance(input, Tensor) or input.is_nested:
+        if not isinstance(input, Tensor):
+            return self._called_with_others(input, hx)
+        if input.is_nested:
             check_tensor("lltm_ops.LLTMCell", "input", input)
         sizes = input.shape
         batched = len(sizes) == 2
-        if not (batched or len(sizes) == 1) or sizes[-1] != self.input_size:
+        # While torch.jit.trace writes sizes down they are tensors, and the operator compares them.
+        are_numbers = len(sizes) == 0 or not isinstance(sizes[-1], Tensor)
+        if not (batched or len(sizes) == 1) or (are_numbers and sizes[-1] != self.input_size):
             self._refuse_input(input)
         if hx is None:
             zeros = input.new_zeros(list(sizes[:-1]) + [self.hidden_size])  # noqa: RUF005
             h, c = zeros, zeros
         else:
-            if not isinstance(hx, (tuple, list)) or len(hx) != 2:
-                refuse_hx("lltm_ops.LLTMCell", "(h, c)", hx)
+            if not isinstance(hx, (tuple, list)) or len(hx) != 2:  # noqa: SIM102
+                if not torch.jit.is_scripting():
+                    return self._called_with_others(input, hx)
             h, c = hx
-            if not isinstance(h, Tensor) or h.is_nested:
+            if not (isinstance(h, Tensor) and isinstance(c, Tensor)):
+                return self._called_with_others(input, hx)
+            if h.is_nested or c.is_nested:
                 check_tensor("lltm_ops.LLTMCell", "h", h)
-            if not isinstance(c, Tensor) or c.is_nested:
                 check_tensor("lltm_ops.LLTMCell", "c", c)
             h_sizes, c_sizes = h.shape, c.shape
             fit = len(h_sizes) == len(sizes) == len(c_sizes)
-            fit = fit and h_sizes[-1] == self.hidden_size == c_sizes[-1]
+            if fit and are_numbers:
+                fit = h_sizes[-1] == self.hidden_size == c_sizes[-1]
             # While compiling, the operator compares the batch, whose value may be unknown.
-            if batched and fit and not is_compiling():
+            if batched and fit and are_numbers and not is_compiling():
                 fit = h_sizes[0] == sizes[0] == c_sizes[0]
             if not fit:
                 self._refuse_state(input, h, c)
@@ -121,9 +135,25 @@ class LLTMCell(nn.Module):
             new_h, new_cell = new_h.squeeze(0), new_cell.squeeze(0)
         return new_h, new_cell
 
+    def _called_with_others(
+        self,
+        input: Tensor,
+        hx: Optional[Tuple[Tensor, Tensor]],  # noqa: UP006, UP045
+    ) -> Tuple[Tensor, Tensor]:  # noqa: UP006
+        """Arguments that are no tensors: proxies become a node, and others are refused."""
+        node = node_of_fx(self, {"input": input, "hx": hx})
+        if node is not None:
+            return node  # type: ignore[no-any-return]
+        check_tensor("lltm_ops.LLTMCell", "input", input)
+        if not isinstance(hx, (tuple, list)) or len(hx) != 2:
+            refuse_hx("lltm_ops.LLTMCell", "(h, c)", hx)
+        check_tensor("lltm_ops.LLTMCell", "h", hx[0])  # type: ignore[index]
+        check_tensor("lltm_ops.LLTMCell", "c", hx[1])  # type: ignore[index]
+        raise AssertionError("expected an argument that is no tensor")
+
     def _refuse_input(self, input: Tensor) -> None:
         if input.dim() != 1 and input.dim() != 2:
-            raise RuntimeError(
+            raise ValueError(
                 "lltm_ops.LLTMCell: expected input to have 1 dimension [input_size] or 2 with a "
                 f"batch, but got {input.dim()}"
             )

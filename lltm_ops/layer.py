@@ -18,6 +18,9 @@ from lltm_ops._checks import (
     check_probability,
     check_tensor,
     flag_as_bool,
+    in_a_graph,
+    is_tracing,
+    node_of_fx,
     refuse_hx,
     size_as_int,
 )
@@ -44,6 +47,7 @@ class LLTM(nn.Module):
         dropout: probability with which, in training, an element of a layer's output is zeroed
             before the next layer.
         bidirectional: a second cell in each layer runs from the last step to the first.
+        proj_size: 0, and there for code that passes it to :class:`torch.nn.LSTM`.
         device: of the parameters.
         dtype: of the parameters: float64, float32, bfloat16 or float16.
         return_cells: whether a call returns the cell states of all steps as a third result.
@@ -67,8 +71,8 @@ class LLTM(nn.Module):
         default to zeros. ``resets`` are bool, of the sizes of ``input`` but the last (packed: of
         the rows of ``input.data``): where true, a step begins with zeros instead of the state of
         the step before it. The second direction comes from behind, so there the step before
-        that one begins with zeros. With ``batch_sizes``, ``input`` is the data of a PackedSequence
-        (for TorchScript, which has none), and the results are in the same order.
+        that one begins with zeros. With ``batch_sizes``, ``input`` is the data of a PackedSequence,
+        which is what TorchScript takes, and the results are in the same order.
 
     Outputs: ``output, (h_n, c_n)``, and ``cells`` with ``return_cells``
         ``output`` is the hidden state of the last layer after each step, ``[time, batch,
@@ -87,7 +91,8 @@ class LLTM(nn.Module):
     Raises:
         TypeError: for sizes that are no integers, options that are no bools, and arguments of a
             call that are no tensors.
-        ValueError: from the constructor, for sizes and probabilities out of range.
+        ValueError: from the constructor, for sizes and probabilities out of range; from the call,
+            for input of another number of dimensions.
         RuntimeError: from the call, for tensors of other sizes, and as
             :func:`lltm_ops.sequence_forward`.
 
@@ -101,6 +106,7 @@ class LLTM(nn.Module):
         "batch_first", "bidirectional", "dropout", "hidden_size", "input_size", "layer_norm",
         "num_layers", "recurrent_dropout", "return_cells", "variational_dropout", "zoneout",
     ]  # fmt: skip
+    __jit_unused_properties__ = ["all_weights"]  # noqa: RUF012
 
     def __init__(
         self,
@@ -111,6 +117,7 @@ class LLTM(nn.Module):
         batch_first: bool = False,
         dropout: float = 0.0,
         bidirectional: bool = False,
+        proj_size: int = 0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
@@ -124,6 +131,8 @@ class LLTM(nn.Module):
         input_size = size_as_int("lltm_ops.LLTM", "input_size", input_size)
         hidden_size = size_as_int("lltm_ops.LLTM", "hidden_size", hidden_size, 1)
         num_layers = size_as_int("lltm_ops.LLTM", "num_layers", num_layers, 1)
+        if proj_size != 0:
+            raise ValueError(f"lltm_ops.LLTM: expected proj_size to be 0, but got {proj_size}")
         for name, probability in (
             ("dropout", dropout),
             ("recurrent_dropout", recurrent_dropout),
@@ -183,6 +192,13 @@ class LLTM(nn.Module):
             else:
                 nn.init.uniform_(parameter, -bound, bound)
 
+    @property
+    def all_weights(self) -> List[List[Tensor]]:
+        """The parameters of each layer and direction, for code that initialises them in a loop."""
+        parameters = self._parameters_in_order()
+        each = len(parameters) // (self.num_layers * (2 if self.bidirectional else 1))
+        return [parameters[i : i + each] for i in range(0, len(parameters), each)]
+
     def flatten_parameters(self) -> None:
         """Does nothing: for code that calls it on :class:`torch.nn.LSTM`."""
 
@@ -193,8 +209,14 @@ class LLTM(nn.Module):
         resets: Optional[Tensor] = None,
         batch_sizes: Optional[Tensor] = None,
     ):
+        if not torch.jit.is_scripting():  # type: ignore[attr-defined]
+            arguments = {"input": input, "hx": hx, "resets": resets, "batch_sizes": batch_sizes}
+            node = node_of_fx(self, arguments)
+            if node is not None:
+                return node
         self._check_kinds(hx, resets, batch_sizes)
-        # TorchScript knows no PackedSequence, and compiles neither condition nor call.
+        # With an overload for a PackedSequence, as nn.LSTM has one, TorchScript could not compile
+        # the layer alone. It compiles neither condition nor call.
         if not torch.jit.is_scripting():  # type: ignore[attr-defined]
             if isinstance(input, PackedSequence):
                 if batch_sizes is not None:
@@ -224,7 +246,7 @@ class LLTM(nn.Module):
             if resets is not None:
                 expected = list(input.shape[:2])
                 # A compiler may not know sizes, and leaves the comparison to the operator.
-                if not torch.compiler.is_compiling() and list(resets.shape) != expected:
+                if not in_a_graph() and list(resets.shape) != expected:
                     raise RuntimeError(
                         f"lltm_ops.LLTM: expected resets to have shape [batch, time] = {expected}, "
                         f"but got {list(resets.shape)}"
@@ -313,7 +335,12 @@ class LLTM(nn.Module):
         directions = 2 if self.bidirectional else 1
         expected = [self.num_layers * directions] + batch + [self.hidden_size]
         h_0, c_0 = hx
-        if list(h_0.shape) != expected or list(c_0.shape) != expected:
+        if is_tracing():
+            # Numbers are here how many tensors there are, and not their sizes.
+            fit = len(h_0.unbind()) == expected[0] == len(c_0.unbind())
+        else:
+            fit = list(h_0.shape) == expected == list(c_0.shape)
+        if not fit:
             names = "batch, hidden_size" if len(batch) > 0 else "hidden_size"
             raise RuntimeError(
                 "lltm_ops.LLTM: expected h_0 and c_0 to have shape [num_layers * directions, "
@@ -346,11 +373,11 @@ class LLTM(nn.Module):
     ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
         """Output and cells of the last layer, h_n and c_n of all. Time comes first."""
         if input.dim() != 3 and batch_sizes is None:
-            raise RuntimeError(
+            raise ValueError(
                 "lltm_ops.LLTM: expected input to have 2 dimensions [time, input_size] or 3 with a "
                 f"batch, but got {input.dim()}"
             )
-        if input.dim() > 0 and input.size(-1) != self.input_size:
+        if input.dim() > 0 and not is_tracing() and input.size(-1) != self.input_size:
             raise RuntimeError(
                 f"lltm_ops.LLTM: expected input to have input_size = {self.input_size} features, "
                 f"but got {input.size(-1)}"
@@ -361,7 +388,7 @@ class LLTM(nn.Module):
             parameters: List[Tensor] = self._flat_parameters  # type: ignore[assignment]
         else:
             parameters = self._parameters_in_order()
-        each = len(parameters) // h_0.size(0)
+        each = len(parameters) // (self.num_layers * directions)
         # Both are made of resets and batch_sizes, after the operator has checked these.
         last_rows: Optional[Tensor] = None
         resets_of_reverse: Optional[Tensor] = None

@@ -174,11 +174,11 @@ struct Sequence {
   }
 };
 
-// The one argument that is neither a tensor nor output_mask.
-template <typename Arguments>
-void save_reverse(AutogradContext* ctx, const Arguments& arguments) {
-  if constexpr (requires { arguments.reverse; }) {
-    ctx->saved_data["reverse"] = arguments.reverse;
+// reverse is the one argument that is a bool.
+template <typename T>
+void save_reverse(AutogradContext* ctx, const T& value) {
+  if constexpr (std::is_same_v<T, bool>) {
+    ctx->saved_data["reverse"] = value;
   }
 }
 
@@ -198,7 +198,7 @@ struct ForwardFunction : torch::autograd::Function<Node> {
     const typename Op::Forward arguments{values...};
     const auto results = Op::forward(arguments);
     ctx->save_for_backward(Op::saved(arguments, results));
-    save_reverse(ctx, arguments);
+    (save_reverse(ctx, values), ...);
     // Autograd's own zeros are plain tensors, which no DTensor goes with.
     ctx->set_materialize_grads(false);
     const auto& [h, cell, gates] = results;
@@ -253,7 +253,7 @@ struct BackwardFunction : torch::autograd::Function<Node> {
     };
     (save(values), ...);
     ctx->save_for_backward(std::move(tensors));
-    save_reverse(ctx, arguments);
+    (save_reverse(ctx, values), ...);
     const auto& mask = arguments.output_mask;
     ctx->saved_data["output_mask"] =
         std::vector<bool>(mask.begin(), mask.end());

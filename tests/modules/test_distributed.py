@@ -152,11 +152,41 @@ def test_mesh_of_two_dimensions(ranks):
     ranks.run(dtensor_checks.mesh_of_two_dimensions)
 
 
-@pytest.mark.parametrize("first", ["lltm_ops", "torch.distributed.tensor"])
-def test_dtensor_works_whichever_is_imported_first(first):
-    other = {"lltm_ops": "torch.distributed.tensor", "torch.distributed.tensor": "lltm_ops"}[first]
-    run_python(f"""
-import {first}, {other}
+IMPORTS = {
+    "before": "import torch.distributed.tensor, lltm_ops",
+    "after": "import lltm_ops, torch.distributed.tensor",
+    "after a probe": """
+import lltm_ops, importlib.util
+importlib.util.find_spec("torch.distributed.tensor")
+import torch.distributed.tensor""",
+    "after an import that failed": """
+import lltm_ops, sys
+sys.modules["torch.distributed.tensor._ops"] = None
+try:
+    import torch.distributed.tensor
+except ImportError:
+    del sys.modules["torch.distributed.tensor._ops"]
+import torch.distributed.tensor""",
+    "in many threads": """
+import lltm_ops, importlib, importlib.util
+from concurrent.futures import ThreadPoolExecutor
+with ThreadPoolExecutor(8) as threads:
+    for function in [importlib.util.find_spec, importlib.import_module] * 8:
+        threads.submit(function, "torch.distributed.tensor")""",
+    "and the package again": """
+import importlib, sys, lltm_ops
+importlib.reload(lltm_ops)
+for name in [name for name in sys.modules if name.startswith("lltm_ops")]:
+    del sys.modules[name]
+import lltm_ops, torch.distributed.tensor
+assert sum("LLTM" in type(finder).__name__ for finder in sys.meta_path) == 1
+importlib.reload(lltm_ops)""",
+}
+
+
+@pytest.mark.parametrize("imports", IMPORTS)
+def test_dtensor_works_however_it_is_imported(imports):
+    run_python(f"""{IMPORTS[imports]}
 import torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, distribute_tensor

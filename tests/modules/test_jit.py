@@ -118,11 +118,14 @@ def test_sequences_script_and_train(kind):
         torch.testing.assert_close(ours, eager)
 
 
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings("error::torch.jit.TracerWarning")
 def test_traced_and_frozen():
     cell = lltm_ops.LLTMCell(5, 4).eval()
     input = torch.randn(3, 5)
     traced = torch.jit.trace(cell, (input, (torch.randn(3, 4), torch.randn(3, 4))))
+    without_state = torch.jit.trace(cell, (input,))
+    for ours, eager in zip(without_state(input[:2]), cell(input[:2]), strict=True):
+        torch.testing.assert_close(ours, eager)
     assert "lltm::forward" in str(traced.inlined_graph)
     frozen = torch.jit.freeze(torch.jit.script(cell))
     state = (torch.randn(2, 4), torch.randn(2, 4))

@@ -23,7 +23,12 @@ from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses import FakeTensorMode
 from torch.nn.utils import parametrizations, parametrize, prune
-from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import (
+    PackedSequence,
+    pack_padded_sequence,
+    pack_sequence,
+    pad_packed_sequence,
+)
 
 import lltm_ops
 
@@ -177,6 +182,24 @@ def test_arguments_are_named_as_those_of_nn_lstm():
     assert_close(cell(input=step[0], hx=step[1]), cell(*step), rtol=0, atol=0)
 
 
+@each_structure
+def test_an_initialisation_of_nn_lstm_runs(options):
+    def initialised(rnn):
+        for parameters in rnn.all_weights:
+            for parameter in parameters:
+                nn.init.ones_(parameter)
+        return [len(parameters) for parameters in rnn.all_weights]
+
+    positional = [5, 6, 1, True, False, 0.0, False, 0, "cpu", torch.float64]
+    for kind in (nn.LSTM, lltm_ops.LLTM):
+        rnn = kind(5, 6, proj_size=0, **options)
+        count = rnn.num_layers * (2 if rnn.bidirectional else 1)
+        each = (2 if rnn.bias else 1) * (2 if kind is nn.LSTM else 1)
+        assert initialised(rnn) == [each] * count
+        assert all((parameter == 1).all() for parameter in rnn.parameters())
+        assert kind(*positional).all_weights[0][0].dtype == torch.float64
+
+
 def test_names_in_the_state_dict_are_those_of_nn_lstm():
     layer, peer = layer_and_peer({"num_layers": 2, "bidirectional": True})
     ours = {name.replace("weights_", "weight_") for name in layer.state_dict()}
@@ -257,6 +280,7 @@ def test_repr_names_what_differs_from_the_defaults():
     [
         ({"hidden_size": 0}, ValueError, "expected hidden_size to be 1 or more, but got 0"),
         ({"num_layers": 0}, ValueError, "expected num_layers to be 1 or more, but got 0"),
+        ({"proj_size": 3}, ValueError, "expected proj_size to be 0, but got 3"),
         ({"num_layers": 1.0}, TypeError, "expected num_layers to be an integer, but got float"),
         ({"dropout": 1.5}, ValueError, "expected dropout to be a number between 0 and 1, but "),
         ({"dropout": True}, ValueError, "expected dropout to be a number between 0 and 1, but "),
@@ -389,7 +413,7 @@ def test_errors_name_the_shape_of_resets_with_the_batch_first(sizes, scripted):
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize("sizes", [(5,), (1, 4, 3, 5)], ids=str)
 def test_input_of_other_rank_is_refused(batch_first, sizes):
-    with pytest.raises(RuntimeError, match=r"lltm_ops.LLTM: expected input to have 2 dimensions"):
+    with pytest.raises(ValueError, match=r"lltm_ops.LLTM: expected input to have 2 dimensions"):
         lltm_ops.LLTM(5, 6, batch_first=batch_first)(torch.randn(sizes))
 
 
@@ -739,7 +763,7 @@ def call_of(layer, form, with_resets, time, batch):
     rows = (time, batch) if form == "padded" else (sum(sizes),)
     return (
         torch.randn(*rows, 5),
-        state_of(layer, batch),
+        state_of(layer, time if layer.batch_first and form == "padded" else batch),
         torch.rand(rows) < 0.3 if with_resets else None,
         None if form == "padded" else torch.tensor(sizes, dtype=torch.long),
     )
@@ -914,13 +938,68 @@ def test_gradients_of_what_runs_step_by_step(device, slow):
 
 
 @needs_torchscript
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-@each_structure
-def test_traced(options):
-    model = nn.Sequential(lltm_ops.LLTM(5, 6, **options))
-    traced = torch.jit.trace(model, (torch.randn(7, 4, 5),))
-    input = torch.randn(7, 4, 5)
-    assert_close(traced(input), model(input))
+@pytest.mark.filterwarnings("error::torch.jit.TracerWarning")
+@each_form
+@each_with_resets
+@pytest.mark.parametrize("with_state", [False, True])
+@pytest.mark.parametrize("options", STRUCTURES[3:], ids=str)
+def test_traced_for_few_steps_and_many(options, with_state, with_resets, form):
+    layer = lltm_ops.LLTM(5, 6, **options)
+
+    def arguments(time, batch):
+        input, hx, resets, batch_sizes = call_of(layer, form, with_resets, time, batch)
+        call = {"input": input, "hx": hx, "resets": resets, "batch_sizes": batch_sizes}
+        given = {name: value for name, value in call.items() if value is not None}
+        return given if with_state else {n: v for n, v in given.items() if n != "hx"}
+
+    traced = torch.jit.trace(layer, example_kwarg_inputs=arguments(4, 3))
+    for time, batch in FEW_AND_MANY:
+        call = arguments(time, batch)
+        assert_close(traced(**call), layer(**call))
+
+
+class Packs(nn.Module):
+    def __init__(self, rnn):
+        super().__init__()
+        self.rnn = rnn
+
+    def forward(self, input, lengths: torch.Tensor):
+        packed = pack_padded_sequence(input, lengths, enforce_sorted=False)
+        output, state = self.rnn(packed)
+        return pad_packed_sequence(output)[0], state
+
+
+class PacksInTorchScript(Packs):
+    def forward(self, input, lengths: torch.Tensor):
+        packed = pack_padded_sequence(input, lengths, enforce_sorted=False)
+        indices, unsorted = packed.sorted_indices, packed.unsorted_indices
+        output, (h_n, c_n) = self.rnn(packed.data, None, None, packed.batch_sizes)
+        if unsorted is not None:
+            h_n, c_n = h_n.index_select(1, unsorted), c_n.index_select(1, unsorted)
+        packed = PackedSequence(output, packed.batch_sizes, indices, unsorted)
+        return pad_packed_sequence(packed)[0], (h_n, c_n)
+
+
+@needs_torchscript
+def test_a_model_that_packs_is_scripted():
+    layer = lltm_ops.LLTM(5, 6)
+    call = torch.randn(8, 4, 5), torch.tensor([1, 2, 8, 4])
+    scripted = torch.jit.script(PacksInTorchScript(layer))
+    assert_close(scripted(*call), Packs(layer)(*call))
+    with pytest.raises(RuntimeError, match=r"'input' but instead found .*PackedSequence'"):
+        torch.jit.script(Packs(layer))
+
+
+@needs_torchscript
+@pytest.mark.filterwarnings("error::torch.jit.TracerWarning")
+def test_a_model_that_packs_is_traced_for_any_batch():
+    model = Packs(lltm_ops.LLTM(5, 6))
+    traced = torch.jit.trace(model, (torch.randn(6, 3, 5), torch.tensor([6, 2, 4])))
+    for call in (
+        (torch.randn(8, 4, 5), torch.tensor([1, 2, 8, 4])),
+        (torch.randn(3, 1, 5), torch.tensor([3])),
+    ):
+        assert_close(traced(*call), model(*call))
 
 
 @each_device

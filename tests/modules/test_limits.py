@@ -4,7 +4,7 @@ import pytest
 import torch
 from common import needs_torchscript
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch.nn.utils.rnn import pack_sequence
+from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence
 
 import lltm_ops
 
@@ -55,6 +55,16 @@ def test_a_cell_state_overflows_in_float16_and_h_does_not(layer):
         layer.bias_l0.fill_(30)
         output, (_, c_n) = layer.half()(torch.zeros(100, 3, 5).half(), (large.half(), large.half()))
     assert c_n.isinf().all() and output.isfinite().all()
+
+
+def test_a_cell_state_changed_in_place_is_missed_in_backward():
+    for kind in (torch.nn.LSTMCell, lltm_ops.LLTMCell):
+        h, c = kind(5, 6)(torch.randn(3, 5))
+        c.mul_(2)
+        if kind is torch.nn.LSTMCell:
+            (h + c).sum().backward()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        (h + c).sum().backward()
 
 
 def test_each_number_of_steps_has_a_graph_where_the_layer_runs_step_by_step():
@@ -120,6 +130,22 @@ def test_a_packed_sequence_without_a_state_is_exported_in_strict_mode(layer, str
     else:
         with pytest.raises(Exception, match="data-dependent"):
             export()
+
+
+@pytest.mark.parametrize("rnn", [torch.nn.LSTM(5, 6), lltm_ops.LLTM(5, 6)], ids=str)
+def test_a_model_that_packs_is_not_exported(rnn):
+    class Packs(torch.nn.Module):
+        def forward(self, input, lengths):
+            return rnn(pack_padded_sequence(input, lengths), STATE)[0].data
+
+    with pytest.raises(Exception, match=r"data-dependent|batch_sizes to be dense with dtype Long"):
+        torch.export.export(Packs(), (torch.randn(7, 3, 5), torch.tensor([7, 4, 2])))
+
+
+def test_draft_export_refuses_a_bidirectional_layer(layer):
+    torch.export.draft_export(layer, (torch.zeros(7, 3, 5),))
+    with pytest.raises(RuntimeError, match=r"argument 'batch_sizes'.* empirically wrong"):
+        torch.export.draft_export(lltm_ops.LLTM(5, 6, bidirectional=True), (torch.zeros(7, 3, 5),))
 
 
 @needs_torchscript

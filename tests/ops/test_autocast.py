@@ -168,6 +168,27 @@ def test_gradient_penalty(device):
 
 
 @each_device
+@each_low_dtype
+def test_a_second_derivative_is_as_exact_as_that_of_plain_pytorch(device, dtype):
+    def second_derivative(op, inputs, **autocast):
+        with torch.autocast(device, dtype, **autocast):
+            outputs = op(*inputs)
+        loss = sum(output.double().square().sum() for output in outputs)
+        grads = torch.autograd.grad(loss, inputs, create_graph=True)
+        return torch.autograd.grad(sum(grad.double().square().sum() for grad in grads), inputs)
+
+    inputs = sample_inputs(device, requires_grad=True)
+    exact = second_derivative(lltm_ops.reference, double(inputs), enabled=False)
+
+    def error(op):
+        actual = second_derivative(op, inputs)
+        pairs = zip(actual, exact, strict=True)
+        return max((ours.cpu() - x).abs().max() / x.abs().max() for ours, x in pairs)
+
+    assert error(lltm_ops.forward) < 1.5 * error(lltm_ops.reference) < 0.05
+
+
+@each_device
 def test_the_cast_of_the_weights_is_cached(device):
     cell = lltm_ops.LLTMCell(5, 4, device=device)
     input = torch.randn(3, 5, device=device)

@@ -17,6 +17,8 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounter
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._higher_order_ops.scan import scan
+from torch.ao.quantization.fx.tracer import QuantizationTracer
+from torch.nn.utils.rnn import pack_sequence
 
 import lltm_ops
 
@@ -325,6 +327,44 @@ def test_exported_module_trains():
         [parameter.grad for parameter in module.parameters()],
         [parameter.grad for parameter in model.parameters()],
     )
+
+
+class CellAndLayer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell, self.layer = lltm_ops.LLTMCell(5, 4), lltm_ops.LLTM(4, 4)
+
+    def forward(self, input, hx, packed):
+        for _ in range(2):
+            hx = self.cell(input, hx)
+        output, (h_n, _) = self.layer(hx[0].unsqueeze(0))
+        return self.cell(torch.ones(3, 5), (h_n[0], h_n[0])), output.sum(), self.layer(packed)[0]
+
+
+class GoesIntoEveryModule(torch.fx.Tracer):
+    def is_leaf_module(self, module, path):
+        return False
+
+
+@pytest.mark.parametrize("tracer", [torch.fx.Tracer, GoesIntoEveryModule, QuantizationTracer])
+def test_modules_are_leaves_of_torch_fx(tracer):
+    model = CellAndLayer()
+    options = ([], []) if tracer is QuantizationTracer else ()
+    graph = tracer(*options).trace(model)
+    calls = [node.target for node in graph.nodes if node.op == "call_module"]
+    assert calls == ["cell", "cell", "layer", "cell", "layer"]
+    packed = pack_sequence([torch.randn(length, 4) for length in (3, 2)])
+    arguments = torch.randn(3, 5), (torch.randn(3, 4), torch.randn(3, 4)), packed
+    actual, expected = torch.fx.GraphModule(model, graph)(*arguments), model(*arguments)
+    outputs_close(
+        actual[0] + (actual[1], actual[2].data), expected[0] + (expected[1], expected[2].data)
+    )
+
+
+@pytest.mark.parametrize("module", [lltm_ops.LLTMCell(5, 4), lltm_ops.LLTM(5, 4)], ids=str)
+def test_a_module_alone_is_no_graph_of_torch_fx(module):
+    with pytest.raises(TypeError, match="but got Proxy"):
+        torch.fx.symbolic_trace(module)
 
 
 @each_device

@@ -567,7 +567,7 @@ LAYER_SIZE_CASES = SIZE_CASES | {
     "batch_sizes beyond int64": of_packed(2**62, 2**62, 2**62),
     "negative batch_sizes": of_packed(-3, 3, 3),
 }
-MODULE_ERRORS = (RuntimeError, TypeError, torch.jit.Error)
+MODULE_ERRORS = (RuntimeError, TypeError, ValueError, torch.jit.Error)
 
 
 def module_message(module, case, path=lambda module: module):
