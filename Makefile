@@ -64,7 +64,7 @@ BOUNDED := --override-ini=faulthandler_timeout=1800 --override-ini=faulthandler_
 PYTEST = OMP_WAIT_POLICY=passive $(PYTHON) -m pytest $(BOUNDED) \
 	$(shell $(PYTHON) -c 'import xdist' 2> /dev/null && echo $(PARALLEL))
 
-.PHONY: help demo distributed test test-all book docs linkcheck extra-docs fuzz mutants recurrence sanitize soak bench scaling sweep lengths aarch64 onnx extra-onnx lint format cuda-check wheel wheels test-wheel fresh compat gpu new clean in-place FORCE
+.PHONY: help demo distributed test test-all book docs linkcheck extra-docs fuzz mutants recurrence sanitize soak bench scaling sweep lengths aarch64 onnx extra-onnx lint format cuda-check wheel wheels test-wheel remove-torch fresh compat gpu new clean in-place FORCE
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -161,10 +161,10 @@ wheel: $(VENV)/.torch  ## build sdist and wheel for the torch at hand into dist/
 wheels compat: export PIP_NO_CACHE_DIR := 1
 wheels: build/wheels/.tools  ## one wheel for all versions of torch that are supported; with CUDA kernels if CUDA_HOME is set
 	@for torch in $(TORCHES); do \
-		$(MAKE) --no-print-directory $(KINDS:%=build/wheels/$$torch/%) && rm -rf .venv-wheel || exit; \
+		$(MAKE) -j1 --no-print-directory $(KINDS:%=build/wheels/$$torch/%) remove-torch TORCH=torch==$$torch || exit; \
 	done
 	rm -rf build/wheels/packed dist/*-py3-none-*
-	$(WHEEL_TOOLS)python tools/fat_wheel.py build/wheels/packed \
+	$(WHEEL_TOOLS)python -W ignore tools/fat_wheel.py build/wheels/packed \
 		$(foreach torch,$(TORCHES),$(KINDS:%=build/wheels/$(torch)/%))
 	PATH="$(WHEEL_TOOLS):$$PATH" auditwheel repair --plat manylinux_2_28_$$(uname -m) --only-plat \
 		--exclude 'libtorch*' --exclude 'libc10*' --exclude 'libcud*' --wheel-dir dist build/wheels/packed/*.whl
@@ -173,9 +173,13 @@ wheels: build/wheels/.tools  ## one wheel for all versions of torch that are sup
 
 compat:  ## test the wheel of make wheels with each torch, in an environment of its own
 	@for torch in $(TORCHES); do \
-		$(MAKE) --no-print-directory test-wheel VENV=.venv-wheel TORCH=torch==$$torch \
-			WHEEL="$$(echo dist/*-py3-none-*)" && rm -rf .venv-wheel || exit; \
+		$(MAKE) -j1 --no-print-directory test-wheel remove-torch VENV=.venv-wheel TORCH=torch==$$torch \
+			WHEEL="$$(echo dist/*-py3-none-*)" || exit; \
 	done
+
+# Not that of another torch: a run that was cut has left it for this one.
+remove-torch:
+	@[ "$$(cat .venv-wheel/.torch 2> /dev/null)" != "$$TORCH" ] || rm -rf .venv-wheel
 
 # Without PYTHONPATH, by which the checkout would pass for the installed package.
 test-wheel: $(VENV)/.torch
@@ -229,7 +233,7 @@ $(VENV)/.torch: FORCE
 # The environment of the torch that is at hand serves for its own library. Loading finds symbols that are missing.
 build/wheels/%: venv = $(if $(filter torch==$(*D),$(file < $(VENV)/.torch)),$(VENV),.venv-wheel)
 build/wheels/%: $(SOURCES) tools/glibc_2_28.cpp
-	@$(if $(filter .venv-wheel,$(venv)),$(MAKE) --no-print-directory $(venv)/.torch VENV=$(venv) TORCH=torch==$(*D))
+	@$(if $(filter .venv-wheel,$(venv)),$(MAKE) --no-print-directory $(venv)/.torch VENV=$(venv))
 	@$(LOCKED) && rm -rf $@ && env -u FORCE_CPU -u FORCE_CUDA FORCE_$(*F)=1 LDFLAGS="$(WHEEL_LDFLAGS)" \
 		$(venv)/bin/python setup.py --quiet build_ext --force --build-lib $@.part 9>&- | $(COMPILED)
 	$(venv)/bin/python -c 'import sys, torch; torch.ops.load_library(sys.argv[1])' $@.part/lltm_ops/*.so

@@ -13,8 +13,6 @@ from pathlib import Path
 from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 
-STAGE = Path("build/wheels/package")
-
 
 class BinaryDistribution(Distribution):
     def has_ext_modules(self) -> bool:
@@ -23,7 +21,7 @@ class BinaryDistribution(Distribution):
 
 class FatWheel(bdist_wheel):
     def get_tag(self) -> tuple[str, str, str]:
-        # The libraries have no Python in them. auditwheel finds the oldest glibc that they run with.
+        # The libraries have no Python in them. auditwheel replaces the platform.
         return "py3", "none", super().get_tag()[2]
 
 
@@ -41,12 +39,12 @@ def requirement(libraries: list[Path]) -> str:
 
 def main() -> None:
     output, *folders = sys.argv[1:]
+    stage = Path(output, "stage")
     libraries = []
     for folder in folders:
         (library,) = Path(folder).glob("lltm_ops/_C_torch*.so")
         libraries.append(library)
-    shutil.rmtree(STAGE, ignore_errors=True)
-    package = STAGE / "lib" / "lltm_ops"
+    package = stage / "lib" / "lltm_ops"
     package.mkdir(parents=True)
     for library in libraries:
         shutil.copy(library, package)
@@ -56,8 +54,8 @@ def main() -> None:
         install_requires=[requirement(libraries)],
         cmdclass={"bdist_wheel": FatWheel},
         options={
-            "egg_info": {"egg_base": str(STAGE)},
-            "build": {"build_base": str(STAGE), "build_lib": str(STAGE / "lib")},
+            "egg_info": {"egg_base": str(stage)},
+            "build": {"build_base": str(stage), "build_lib": str(stage / "lib")},
             "bdist_wheel": {"dist_dir": output},
         },
     )
