@@ -18,7 +18,7 @@ except ModuleNotFoundError:
     raise SystemExit(
         "lltm_ops is compiled against the torch that it will run with, and this build sees none. "
         "pip builds in an environment of its own, which has no torch even where yours has one: "
-        "install torch if it is missing, then run `pip install --no-build-isolation .`"
+        "install torch if it is missing, then run pip install again, with --no-build-isolation"
     ) from None
 
 # ninja alone would run two more, which slow one another down where there are two processors.
