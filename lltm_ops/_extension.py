@@ -1,15 +1,15 @@
 """What is compiled, and how. CMakeLists.txt takes the same folders and flags: a test compares.
 
 ``setup.py`` runs this file by its path, because importing the package would load the library that
-is being built; :func:`load_just_in_time` uses it from within. torch.utils.cpp_extension is imported
-where it is used: at import of the package it would cost time, and warn where there is no GPU.
+is being built; :func:`load_just_in_time` uses it from within. What only builds need is imported
+where it is used: at import of the package torch.utils.cpp_extension would cost time, and warn where
+there is no GPU.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -180,6 +180,8 @@ def build_and_load(
     name: str, sources: list[str], directory: Path, extra_cflags: list[str], **options: Any
 ) -> None:
     """torch.utils.cpp_extension.load with csrc to include from, by one process at a time."""
+    import shlex
+
     from torch.utils import cpp_extension
 
     _find_ninja()
