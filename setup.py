@@ -18,7 +18,7 @@ except ModuleNotFoundError:
     raise SystemExit(
         "lltm_ops is compiled against the torch that it will run with, and this build sees none. "
         "pip builds in an environment of its own, which has no torch even where yours has one: "
-        "install torch if it is missing, then run `pip install --no-build-isolation .`"
+        "install torch if it is missing, then run pip install again, with --no-build-isolation"
     ) from None
 
 # ninja alone would run two more, which slow one another down where there are two processors.
@@ -26,8 +26,13 @@ os.environ.setdefault("MAX_JOBS", str(len(os.sched_getaffinity(0))))
 
 # By its path: importing the package would load the library that is being built.
 extension_file = runpy.run_path("lltm_ops/_extension.py")
-# A folder of objects for each torch, so that environments can share a checkout.
-build_folder = f"build/{extension_file['library_name']()}"
+try:
+    extension = extension_file["extension"]()
+except RuntimeError as error:
+    raise SystemExit(str(error)) from None
+library_name = extension.name.removeprefix("lltm_ops.")
+# A folder of objects for each library, so that environments can share a checkout.
+build_folder = f"build/{library_name}"
 
 
 class BuildExtension(cpp_extension.BuildExtension):
@@ -36,11 +41,13 @@ class BuildExtension(cpp_extension.BuildExtension):
         # An editable install would compile in a temporary folder, and everything anew each time.
         self.build_temp = f"{build_folder}/objects"
 
+    def run(self) -> None:
+        super().run()
+        hidden_by = extension_file["find_library"]()
+        if self.inplace and not hidden_by.name.startswith(library_name):
+            # Built for this torch with CUDA, and loaded instead of what was asked for now.
+            hidden_by.unlink()
 
-try:
-    extension = extension_file["extension"]()
-except RuntimeError as error:
-    raise SystemExit(str(error)) from None
 
 setup(
     ext_modules=[extension],
@@ -49,9 +56,10 @@ setup(
     cmdclass={"build_ext": BuildExtension},
     options={
         "build": {"build_base": build_folder},
+        # Wheels for several torches can lie side by side.
         "bdist_wheel": {
             "py_limited_api": "cp310",
-            "build_number": extension_file["wheel_build_tag"](),
+            "build_number": library_name.removeprefix("_C_torch").replace("_", "."),
         },
     },
 )

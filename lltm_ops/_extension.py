@@ -1,8 +1,9 @@
 """What is compiled, and how. CMakeLists.txt takes the same folders and flags: a test compares.
 
 ``setup.py`` runs this file by its path, because importing the package would load the library that
-is being built; :func:`load_just_in_time` uses it from within. torch.utils.cpp_extension is imported
-where it is used: at import of the package it would cost time, and warn where there is no GPU.
+is being built; :func:`load_just_in_time` uses it from within. What only builds need is imported
+where it is used: at import of the package torch.utils.cpp_extension would cost time, and warn where
+there is no GPU.
 """
 
 from __future__ import annotations
@@ -27,19 +28,21 @@ def torch_minor() -> str:
     return ".".join(torch.__version__.split(".")[:2])
 
 
-def library_name() -> str:
-    """Name of the compiled library for the running torch, as ``_C_torch2_13_cpu``.
+def library_name(cuda: bool) -> str:
+    """Name of a library for the running torch, as ``_C_torch2_13_cpu`` or ``_C_torch2_13_cu13``.
 
-    A library works only with the minor version of torch that it was built for, so the name says
-    which, and builds for several can lie side by side.
+    A library works only with the minor version of torch that it was built for, and its CUDA kernels
+    only with the major version of CUDA. So the name says both, and several can lie side by side.
     """
-    variant = f"cu{torch.version.cuda.replace('.', '')}" if torch.version.cuda else "cpu"
+    variant = f"cu{torch.version.cuda.split('.')[0]}" if cuda and torch.version.cuda else "cpu"
     return f"_C_torch{torch_minor().replace('.', '_')}_{variant}"
 
 
-def wheel_build_tag() -> str:
-    """Part of a wheel's name, as ``2.13.cpu``: those for several torches can lie side by side."""
-    return library_name().removeprefix("_C_torch").replace("_", ".")
+def find_library() -> Path | None:
+    """The library of the package for the running torch: with CUDA kernels, else without."""
+    names = dict.fromkeys(library_name(cuda) for cuda in (True, False))
+    found = (path for name in names for path in Path(__file__).parent.glob(f"{name}.*so"))
+    return next(found, None)
 
 
 def flag(name: str) -> bool:
@@ -126,10 +129,10 @@ def extension() -> Any:
     cuda = builds_cuda()
     args = compile_args(cuda)
     kind = f"CUDA {torch.version.cuda} for {os.environ['TORCH_CUDA_ARCH_LIST']}" if cuda else "CPU"
-    print(f"lltm_ops: building {library_name()} against torch {torch.__version__}, {kind}")
+    print(f"lltm_ops: building {library_name(cuda)} against torch {torch.__version__}, {kind}")
     extension_class = cpp_extension.CUDAExtension if cuda else cpp_extension.CppExtension
     return extension_class(  # type: ignore[no-untyped-call]
-        f"lltm_ops.{library_name()}",
+        f"lltm_ops.{library_name(cuda)}",
         sources(cuda),
         include_dirs=[str(CSRC)],
         extra_compile_args=args,
@@ -149,15 +152,18 @@ def load_just_in_time(verbose: bool = False) -> None:
         verbose: print ninja's output.
 
     Raises:
-        ImportError: if there is no checkout around this file.
+        ImportError: if the package was installed, which leaves the sources behind.
     """
     from torch.utils import cpp_extension
 
     if not CSRC.is_dir():
-        raise ImportError(f"lltm_ops: no C++ sources at {CSRC} to build just in time")
+        raise ImportError(
+            "lltm_ops: LLTM_OPS_JIT=1 compiles the C++ sources of a checkout, but this package was "
+            f"installed without them (there is no {CSRC}): start Python in a checkout, or unset it"
+        )
     cuda = builds_cuda()
     args = compile_args(cuda)
-    name = f"lltm_ops{library_name()}"
+    name = f"lltm_ops{library_name(cuda)}"
     root = os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root()
     build_and_load(
         name,
@@ -170,8 +176,12 @@ def load_just_in_time(verbose: bool = False) -> None:
     )
 
 
-def build_and_load(name: str, sources: list[str], directory: Path, **options: Any) -> None:
+def build_and_load(
+    name: str, sources: list[str], directory: Path, extra_cflags: list[str], **options: Any
+) -> None:
     """torch.utils.cpp_extension.load with csrc to include from, by one process at a time."""
+    import shlex
+
     from torch.utils import cpp_extension
 
     _find_ninja()
@@ -186,6 +196,8 @@ def build_and_load(name: str, sources: list[str], directory: Path, **options: An
             sources,
             extra_include_paths=[str(CSRC)],
             build_directory=str(directory),
+            # Ninja gives them to a shell, and torch quotes them for a build ahead of time alone.
+            extra_cflags=[shlex.quote(flag) for flag in extra_cflags],
             is_python_module=False,
             **options,
         )

@@ -12,7 +12,10 @@ import torch
 from lltm_ops import _extension
 from lltm_ops._version import __version__
 
-_REBUILD = "build it with `pip install --no-build-isolation .` in a checkout of lltm_ops"
+_REBUILD = (
+    "build it with `pip install --no-build-isolation .` in a checkout of lltm_ops, or in its "
+    "source distribution, unpacked"
+)
 # The folder of a checkout hides an installed package from a Python that is started beside it.
 _BUILD_HERE = (
     "this is a checkout, so either build here with `python setup.py build_ext --inplace`, or "
@@ -23,6 +26,16 @@ _BUILD_HERE = (
 def _is_loaded() -> bool:
     # Loading the same operators twice does not raise: the process aborts.
     return hasattr(torch.ops.lltm, "forward")
+
+
+def _others(package: Path) -> str:
+    """Which torch there are libraries for, as ``those for torch 2.11 (cpu, cu13), 2.12 (cpu)``."""
+    variants: dict[tuple[int, int], list[str]] = {}
+    for path in sorted(package.glob("_C_torch*so")):
+        if match := re.match(r"_C_torch(\d+)_(\d+)_(\w+)\.", path.name):
+            variants.setdefault((int(match[1]), int(match[2])), []).append(match[3])
+    found = (f"{x}.{y} ({', '.join(names)})" for (x, y), names in sorted(variants.items()))
+    return f"those for torch {', '.join(found)}" if variants else "none"
 
 
 def load() -> Any:
@@ -36,18 +49,12 @@ def load() -> Any:
     if _extension.flag("LLTM_OPS_JIT"):
         _extension.load_just_in_time()
         return torch.ops.lltm
-    package = Path(__file__).parent
-    name = _extension.library_name()
-    library = next(package.glob(f"{name}.*so"), None)
+    library = _extension.find_library()
     if library is None:
-        pattern = re.compile(r"_C_torch(\d+)_(\d+)_(\w+)\.")
-        others = (pattern.match(path.name) for path in sorted(package.glob("_C_torch*so")))
-        found = " and ".join(
-            "torch {}.{} ({})".format(*other.groups()) for other in others if other
-        )
+        package = Path(__file__).parent
         raise ImportError(
             f"lltm_ops: expected a library built for torch {torch.__version__} in {package}, "
-            f"but got {'one for ' + found if found else 'none'}: "
+            f"but got {_others(package)}: "
             f"{_BUILD_HERE if _extension.CSRC.is_dir() else _REBUILD}"
         )
     try:

@@ -19,7 +19,6 @@ from common import (
     assert_matches_float64,
     assert_sequences_match,
     backward_inputs,
-    built_library,
     double,
     each_dtype,
     each_sequence_kind,
@@ -32,6 +31,7 @@ from common import (
 from torch.utils.cpp_extension import CUDA_HOME, include_paths
 
 import lltm_ops
+from lltm_ops import _extension
 
 # The tests share what they compile.
 pytestmark = pytest.mark.xdist_group("cuda_on_host")
@@ -249,7 +249,7 @@ def dumped(option: str) -> dict[str, str]:
     """What cuobjdump says of the library, by architecture."""
     tool = cuobjdump()
     assert tool is not None, "neither the CUDA toolkit nor Triton has cuobjdump"
-    command = [tool, option, built_library()]
+    command = [tool, option, _extension.find_library()]
     parts = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found = {}
     for part in parts.split("Fatbin elf code:")[1:]:

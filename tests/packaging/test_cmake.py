@@ -58,8 +58,7 @@ def installed(tmp_path_factory):
         CMAKE_PREFIX_PATH=torch.utils.cmake_prefix_path,
         CMAKE_EXPORT_COMPILE_COMMANDS="ON",
     )
-    (library,) = PACKAGES.glob(f"lltm_ops/{_extension.library_name()}.*so")
-    shutil.copy(library, folder / "build" / "liblltm_ops.so")
+    shutil.copy(_extension.find_library(), folder / "build" / "liblltm_ops.so")
     run("cmake --install build", folder)
     return folder
 

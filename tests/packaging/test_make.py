@@ -18,9 +18,10 @@ CHECK = ROOT / "tools" / "check_machine.py"
 PYTHON = """#!/bin/sh
 echo "$*" >> calls
 if [ -s missing ]; then echo "$*" | grep -q -f missing && exit 1; fi
+case "$*" in *--build-lib*) mkdir -p "${*##* }";; esac
 [ "$2" = venv ] || exit 0
 mkdir -p "$3/bin"
-cp "$0" "$3/bin/python"
+for name in python auditwheel abi3audit twine; do cp "$0" "$3/bin/$name"; done
 """
 
 
@@ -44,6 +45,7 @@ def project(tmp_path, monkeypatch):
         "PYTHON",
         "TORCH",
         "TEST_ARGS",
+        "CUDA_HOME",
     ):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
@@ -135,6 +137,24 @@ def test_an_interrupted_change_of_torch_is_not_taken_for_the_old_one(project):
     (project / "missing").write_text("")
     _, calls = make(project, "test")
     assert "-m pip install torch==2.13.0" in calls
+
+
+def test_wheels_go_on_where_they_were_cut_with_one_torch_at_a_time(project):
+    def fetched_or_built():
+        status, calls = make(project, "wheels", "TORCHES=2.11.0 2.12.0")
+        shown = [call for call in calls if re.match("-m pip install torch|setup.py|-W", call)]
+        return status, [call.partition("--build-lib ")[2] or call for call in shown]
+
+    steps = ["-m pip install torch==2.11.0", "build/wheels/2.11.0/CPU.part"]
+    steps += ["-m pip install torch==2.12.0", "build/wheels/2.12.0/CPU.part"]
+    folders = "build/wheels/packed build/wheels/2.11.0/CPU build/wheels/2.12.0/CPU"
+    pack = f"-W ignore tools/fat_wheel.py {folders}"
+    (project / "missing").write_text("2.12.0/CPU.part")
+    assert fetched_or_built() == (2, steps)
+    (project / "missing").write_text("")
+    assert fetched_or_built() == (0, [steps[-1], pack])
+    assert not (project / ".venv-wheel").exists()
+    assert fetched_or_built() == (0, [pack])
 
 
 def test_a_silent_command_is_said_to_go_on():

@@ -1,5 +1,6 @@
 """Building, loading, and what is said where that fails; each in a process of its own."""
 
+import ctypes
 import os
 import re
 import shutil
@@ -19,7 +20,7 @@ from lltm_ops import _extension
 
 # Also where make cuda-check asks for CUDA.
 CPU_ONLY = {"FORCE_CPU": "1", "FORCE_CUDA": "0"}
-LIBRARY = next(Path(lltm_ops.__file__).parent.glob(f"{_extension.library_name()}.*"))
+LIBRARY = _extension.find_library()
 
 
 def run(code, folder=ROOT, **environment):
@@ -82,40 +83,19 @@ def test_files_of_csrc_include_only_what_is_below(file):
             assert include.startswith("cpu/primitives/")
 
 
-@pytest.mark.slow
-def test_wheel(tmp_path):
-    """One for all Pythons; what the documented `pip install --no-build-isolation .` installs."""
-    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation", "--no-deps"]
-    without_cuda = {**os.environ, **CPU_ONLY}  # quicker, and the same wheel otherwise
-    subprocess.run([*pip, "--wheel-dir", str(tmp_path), str(ROOT)], check=True, env=without_cuda)
-    (wheel,) = tmp_path.glob("*.whl")
-    tag = re.escape(_extension.wheel_build_tag())
-    assert re.fullmatch(rf"lltm_ops-[\d.]+-{tag}-cp310-abi3-linux_\w+\.whl", wheel.name)
-    names = zipfile.ZipFile(wheel).namelist()
-    assert f"lltm_ops/{LIBRARY.name}" in names
-    assert "lltm_ops/py.typed" in names
-    metadata = zipfile.ZipFile(wheel).read(next(n for n in names if n.endswith("METADATA")))
-    assert f"Requires-Dist: torch=={_extension.torch_minor()}.*".encode() in metadata
-    assert b"License-Expression: BSD-3-Clause" in metadata
-    assert not any("torch/lib" in name or name.startswith(("csrc", "tests")) for name in names)
-    installed = tmp_path / "installed"
-    zipfile.ZipFile(wheel).extractall(installed)
-    status, output = run("import lltm_ops; print(lltm_ops.__file__)", installed)
-    assert (status, output) == (0, f"{installed}/lltm_ops/__init__.py\n")
-    # Beside torch, as in site-packages, the library finds it by itself.
-    (installed / "torch").symlink_to(Path(torch.__file__).parent)
-    code = f"import ctypes; ctypes.CDLL('{installed}/lltm_ops/{LIBRARY.name}'); print('loaded')"
-    assert run(code, tmp_path) == (0, "loaded\n")
-
-
-def test_the_sdist_has_what_pip_needs_to_build_and_no_more(tmp_path):
-    checkout = tmp_path / "checkout"
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory):
+    checkout = tmp_path_factory.mktemp("sdist") / "checkout"
     # The copy is that of a new clone. setuptools would add what an earlier egg-info lists.
     built = shutil.ignore_patterns(".*", "build", "dist", "runs", "*.egg-info", "*.so")
     shutil.copytree(ROOT, checkout, ignore=built)
     command = [sys.executable, "setup.py", "--quiet", "sdist"]
     subprocess.run(command, cwd=checkout, check=True, env={**os.environ, **CPU_ONLY})
-    (sdist,) = (checkout / "dist").glob("lltm_ops-*.tar.gz")
+    (archive,) = (checkout / "dist").glob("lltm_ops-*.tar.gz")
+    return archive
+
+
+def test_the_sdist_has_what_pip_needs_to_build_and_no_more(sdist):
     with tarfile.open(sdist) as content:
         names = {name.partition("/")[2] for name in content.getnames()}
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.*")}
@@ -124,6 +104,62 @@ def test_the_sdist_has_what_pip_needs_to_build_and_no_more(tmp_path):
     assert sources | package | files <= names
     folders = {name.partition("/")[0] for name in names if "/" in name}
     assert folders == {"csrc", "lltm_ops", "lltm_ops.egg-info"}
+
+
+def metadata(wheel):
+    with zipfile.ZipFile(wheel) as content:
+        name = next(name for name in content.namelist() if name.endswith("METADATA"))
+        return content.read(name).decode()
+
+
+@pytest.mark.slow
+def test_wheel_of_the_sdist(sdist, tmp_path):
+    """One for all Pythons; what the documented `pip install --no-build-isolation` installs."""
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation", "--no-deps"]
+    without_cuda = {**os.environ, **CPU_ONLY}  # quicker, and the same wheel otherwise
+    subprocess.run([*pip, "--wheel-dir", tmp_path, sdist], check=True, env=without_cuda)
+    (wheel,) = tmp_path.glob("*.whl")
+    minor = _extension.torch_minor()
+    assert re.fullmatch(rf"lltm_ops-[\d.]+-{minor}\.cpu-cp310-abi3-linux_\w+\.whl", wheel.name)
+    assert f"Requires-Dist: torch=={minor}.*\n" in metadata(wheel)
+    assert "License-Expression: BSD-3-Clause\n" in metadata(wheel)
+    installed = tmp_path / "installed"
+    zipfile.ZipFile(wheel).extractall(installed)
+    information = f"lltm_ops-{lltm_ops.__version__}.dist-info"
+    assert {path.name for path in installed.iterdir()} == {"lltm_ops", information}
+    assert (installed / "lltm_ops" / "py.typed").exists()
+    status, output = run("import lltm_ops; print(lltm_ops.__file__)", installed)
+    assert (status, output) == (0, f"{installed}/lltm_ops/__init__.py\n")
+    # Beside torch, as in site-packages, the library finds it by itself.
+    (installed / "torch").symlink_to(Path(torch.__file__).parent)
+    (library,) = installed.glob("lltm_ops/*.so")
+    code = f"import ctypes; ctypes.CDLL('{library}'); print('loaded')"
+    assert run(code, tmp_path) == (0, "loaded\n")
+
+
+def test_one_wheel_for_several_torch(tmp_path):
+    """With the library of this torch, and a copy of it that stands in for another's."""
+    major, minor = map(int, _extension.torch_minor().split("."))
+    for number, gap in ((minor, 0), (minor + 2, 2)):
+        folder = tmp_path / str(gap) / "lltm_ops"
+        folder.mkdir(parents=True)
+        shutil.copy(LIBRARY, folder / f"_C_torch{major}_{number}_cpu.abi3.so")
+    tool = [sys.executable, "-W", "ignore", "tools/fat_wheel.py", tmp_path, tmp_path / "0"]
+    subprocess.run([*tool, tmp_path / "2"], cwd=ROOT, check=True)
+    (wheel,) = tmp_path.glob("lltm_ops-*-py3-none-linux_*.whl")
+    allowed = re.search(r"^Requires-Dist: torch(\S+)$", metadata(wheel), re.MULTILINE)[1]
+    between = {f">={major}.{minor}", f"!={major}.{minor + 1}.*", f"<{major}.{minor + 3}"}
+    assert set(allowed.split(",")) == between
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    package = tmp_path / "lltm_ops"
+    names = {path.name for path in package.glob("*.so")}
+    assert names == {f"_C_torch{major}_{number}_cpu.abi3.so" for number in (minor, minor + 2)}
+    for number in (minor, minor + 2):
+        code = f"""
+import torch; torch.__version__ = "{major}.{number}.0"
+import lltm_ops
+print(next(line.split()[-1] for line in open("/proc/self/maps") if "_C_torch" in line))"""
+        assert run(code, tmp_path) == (0, f"{package}/_C_torch{major}_{number}_cpu.abi3.so\n")
 
 
 def test_metadata_without_a_warning(tmp_path):
@@ -140,7 +176,7 @@ def test_builds_just_in_time(tmp_path):
 
     The lock of a build that was killed lies there already.
     """
-    directory = tmp_path / "build" / "debug" / f"lltm_ops{_extension.library_name()}"
+    directory = tmp_path / "build" / "debug" / f"lltm_ops{_extension.library_name(cuda=False)}"
     directory.mkdir(parents=True)
     (directory / "lock").touch()
     code = """
@@ -216,11 +252,44 @@ def test_without_library(package_without_library):
 
 
 def test_with_libraries_for_other_versions_of_torch(package_without_library):
-    for name in ("_C_torch2_9_cpu.abi3.so", "_C_torch2_10_cu130.abi3.so"):
-        (package_without_library / "lltm_ops" / name).touch()
+    for name in ("2_9_cpu", "2_10_cpu", "2_10_cu13"):
+        (package_without_library / "lltm_ops" / f"_C_torch{name}.abi3.so").touch()
     status, output = run("import lltm_ops", package_without_library)
     assert status == 1
-    assert "but got one for torch 2.10 (cu130) and torch 2.9 (cpu): build it with" in output
+    assert "but got those for torch 2.9 (cpu), 2.10 (cpu, cu13): build it with" in output
+
+
+def test_a_torch_without_a_library():
+    """As after an upgrade of torch. make wheel and make compat run it on what they install, too."""
+    package = Path(lltm_ops.__file__).parent
+    code = "import torch; torch.__version__ = '3.1.0'; import lltm_ops"
+    status, output = run(code, package.parent)
+    assert status == 1
+    (sentence,) = re.findall("^ImportError: (.*)", output, re.MULTILINE)
+    has = ", ".join(re.escape(".".join(minor)) + r" \([^)]+\)" for minor in minors(package))
+    assert re.fullmatch(
+        "lltm_ops: expected a library built for torch 3.1.0 in "
+        rf"{package}, but got those for torch {has}: .*`(pip install|python setup.py) .*",
+        sentence,
+    )
+
+
+def minors(package):
+    names = [re.match(r"_C_torch(\d+)_(\d+)", path.name) for path in package.glob("*.so")]
+    return sorted({name.groups() for name in names}, key=lambda minor: tuple(map(int, minor)))
+
+
+@pytest.mark.parametrize(
+    ("cuda", "found"),
+    [(None, "cpu"), ("12.6", "cpu"), ("13.0", "cu13"), ("13.2", "cu13")],
+)
+def test_which_library_is_taken(monkeypatch, tmp_path, cuda, found):
+    monkeypatch.setattr(torch, "__version__", "2.13.1")
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(_extension, "__file__", str(tmp_path / "_extension.py"))
+    for name in ("2_12_cu12", "2_13_cpu", "2_13_cu13", "2_14_cpu", "2_14_cu12"):
+        (tmp_path / f"_C_torch{name}.abi3.so").touch()
+    assert _extension.find_library().name == f"_C_torch2_13_{found}.abi3.so"
 
 
 def test_in_a_checkout_that_was_not_built(package_without_library):
@@ -255,7 +324,23 @@ def test_a_library_that_does_not_load(package_without_library):
 def test_just_in_time_without_sources(package_without_library):
     status, output = run("import lltm_ops", package_without_library, LLTM_OPS_JIT="1")
     assert status == 1
-    assert "ImportError: lltm_ops: no C++ sources at" in output
+    assert re.search(
+        r"ImportError: lltm_ops: LLTM_OPS_JIT=1 compiles the C\+\+ sources of a checkout, but .* "
+        rf"\(there is no {package_without_library}/csrc\): start Python in a checkout, or unset it",
+        output,
+    )
+
+
+def test_definitions_with_quotes_reach_the_compiler_just_in_time(monkeypatch, tmp_path):
+    """They pass a shell, to which the semicolon means something, too."""
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.0;9.0+PTX")
+    source = tmp_path / "quoted.cpp"
+    source.write_text('extern "C" const char* quoted() { return LLTM_CUDA_ARCHITECTURES; }')
+    flags = _extension.compile_args(cuda=True)["cxx"]
+    _extension.build_and_load("quoted", [str(source)], tmp_path / "build", extra_cflags=flags)
+    quoted = ctypes.CDLL(str(tmp_path / "build" / "quoted.so")).quoted
+    quoted.restype = ctypes.c_char_p
+    assert quoted() == b"8.0;9.0+PTX"
 
 
 def test_setup_without_torch_says_so():
@@ -267,8 +352,10 @@ def test_setup_without_torch_says_so():
     assert status == 1
     assert "Traceback" not in output
     line = output.strip().splitlines()[-1]
-    assert "even where yours has one: install torch if it is missing, then run" in line
-    assert line.endswith("`pip install --no-build-isolation .`")
+    assert line.endswith(
+        "even where yours has one: install torch if it is missing, then run pip install again, "
+        "with --no-build-isolation"
+    )
 
 
 def test_setup_with_old_setuptools_says_so():

@@ -8,7 +8,6 @@ import math
 import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -78,22 +77,17 @@ TOLERANCES = {
 }
 
 
-def built_library() -> Path:
-    package = Path(lltm_ops.__file__).parent
-    return next(package.glob(f"{_extension.library_name()}.*so"))
-
-
 def load_beside_library(name: str, *sources: str) -> None:
     """Builds sources of tests/ that call functions of the library, and loads what they register.
 
     The next run of the tests finds what this one has built.
     """
-    library = built_library()
+    library = _extension.find_library()
     folder = f"-L{library.parent}", f"-Wl,-rpath,{library.parent}"
     _extension.build_and_load(
         name,
         [str(ROOT / "tests" / source) for source in sources],
-        ROOT / "build" / "tests" / _extension.library_name() / name,
+        ROOT / "build" / "tests" / library.name / name,
         extra_cflags=[f"-I{ROOT / 'tests'}"],
         extra_ldflags=[*folder, f"-l:{library.name}"],
     )
