@@ -172,6 +172,7 @@ wheels: build/wheels/.tools  ## one wheel for all versions of torch that are sup
 	$(WHEEL_TOOLS)twine check --strict dist/*-py3-none-*
 
 compat:  ## test the wheel of make wheels with each torch, in an environment of its own
+	@ls dist/*-py3-none-* > /dev/null 2>&1 || { echo "There is no wheel in dist for several versions of torch: run make wheels"; exit 1; }
 	@for torch in $(TORCHES); do \
 		$(MAKE) -j1 --no-print-directory test-wheel remove-torch VENV=.venv-wheel TORCH=torch==$$torch \
 			WHEEL="$$(echo dist/*-py3-none-*)" || exit; \
