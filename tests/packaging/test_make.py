@@ -142,7 +142,11 @@ def test_an_interrupted_change_of_torch_is_not_taken_for_the_old_one(project):
 def test_wheels_go_on_where_they_were_cut_with_one_torch_at_a_time(project):
     def fetched_or_built():
         status, calls = make(project, "wheels", "TORCHES=2.11.0 2.12.0")
-        shown = [call for call in calls if re.match("-m pip install torch|setup.py|-W", call)]
+        shown = [
+            call
+            for call in calls
+            if re.match("-m pip install torch|setup.py|-W ignore tools", call)
+        ]
         return status, [call.partition("--build-lib ")[2] or call for call in shown]
 
     steps = ["-m pip install torch==2.11.0", "build/wheels/2.11.0/CPU.part"]
