@@ -170,12 +170,6 @@ MUTANTS = [
         "return {packed_.data() + k * width_, width_};",
     ),
     Mutant(
-        "two results that are one",
-        "csrc/ops/lltm_sequence_composite.cpp",
-        "(steps.empty() ? d_c0.clone() : d_c0)",
-        "(steps.empty() ? d_h0 : d_c0)",
-    ),
-    Mutant(
         "directions that change places",
         "lltm_ops/layer.py",
         "output, cells = torch.cat(outputs, -1)",
