@@ -82,7 +82,7 @@ def why_not(name: str) -> str | None:
 
 
 def template_files(abi: str) -> dict[Path, Path]:
-    """Where each file of the package comes from, without what building leaves in the template."""
+    """Maps each file of the package to the template's, but for what a build has left there."""
     lines = (TEMPLATE / "both" / ".gitignore").read_text().split()
     ignored = [pattern.strip("/") for pattern in lines]
     return {

@@ -8,9 +8,10 @@ import sys
 import pytest
 import torch
 from torch import nn
-from torch._functorch.aot_autograd import aot_export_joint_simple
+from torch._functorch.aot_autograd import aot_export_joint_simple, aot_export_module
 from torch._higher_order_ops import map as map_
 from torch._higher_order_ops import while_loop
+from torch.export.experimental import _export_forward_backward
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.package import PackageExporter, PackageImporter
 
@@ -30,6 +31,10 @@ def layer():
 
 
 INPUT = torch.randn(6, 3, 5)
+# Of two layers in two directions.
+FORWARD_AND_BACKWARD = ["lltm._sequence_forward_with_gates.default"] * 4 + [
+    "lltm.sequence_backward.default"
+] * 4
 STATE = torch.randn(3, 4), torch.randn(3, 4)
 assert_close = torch.testing.assert_close
 
@@ -130,8 +135,25 @@ def test_joint_export(layer):
         return (torch.func.functional_call(layer, named, (input,))[0],)
 
     graph = aot_export_joint_simple(run, (INPUT, *parameters.values()), trace_joint=True)
-    forward = ["lltm._sequence_forward_with_gates.default"] * 4
-    assert operators_of(graph.graph) == forward + ["lltm.sequence_backward.default"] * 4
+    assert operators_of(graph.graph) == FORWARD_AND_BACKWARD
+
+
+class SumOfSquares(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, input):
+        return (self.layer(input)[0].square().sum(),)
+
+
+def test_joint_export_of_a_loss(layer):
+    """Both functionalize a graph that has been traced already, with gradients on."""
+    model = SumOfSquares(layer)
+    graph, _ = aot_export_module(model, (INPUT,), trace_joint=True, output_loss_index=0)
+    assert operators_of(graph.graph) == FORWARD_AND_BACKWARD
+    program = _export_forward_backward(torch.export.export(model, (INPUT,)))
+    assert operators_of(program.graph) == FORWARD_AND_BACKWARD
 
 
 def test_an_unflattened_export_trains(layer):

@@ -260,7 +260,7 @@ def test_with_libraries_for_other_versions_of_torch(package_without_library):
 
 
 def test_a_torch_without_a_library():
-    """As after an upgrade of torch. make wheel and make compat run it on what they install, too."""
+    """An upgrade of torch does this. make wheel and make compat test their wheels with it, too."""
     package = Path(lltm_ops.__file__).parent
     code = "import torch; torch.__version__ = '3.1.0'; import lltm_ops"
     status, output = run(code, package.parent)

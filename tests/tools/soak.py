@@ -32,7 +32,7 @@ from pathlib import Path
 from random import Random
 
 WORKER = Path(__file__).with_name("soak_worker.py")
-# Where the worker finds test_errors.py, and what that imports.
+# The worker finds test_errors.py here, and the modules that it imports.
 FOLDERS = [str(WORKER.parents[1] / name) for name in ("ops", "support")]
 PYTHONPATH = os.pathsep.join([*FOLDERS, *filter(None, [os.environ.get("PYTHONPATH")])])
 MEBIBYTE = 2**20
