@@ -33,7 +33,7 @@ def _(grad, gate, value):
 
 
 def partial_derivatives(gate: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Derives the result by gate and by value, in PyTorch's operators, which have derivatives too."""
+    """Derives the result by gate and by value, in operators that PyTorch can derive further."""
     gate = gate.to(torch.promote_types(gate.dtype, torch.float32))
     s = gate.sigmoid()
     return s * (1 + gate * (1 - s)) * value, gate * s
