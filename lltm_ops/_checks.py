@@ -64,13 +64,13 @@ def node_of_fx(module: nn.Module, arguments: dict[str, Any]) -> Any:
 
     Tracers take modules of torch.nn for leaves, and would go into others.
     """
-    given = {name: value for name, value in arguments.items() if value is not None}
-    for value in given.values():
+    for value in arguments.values():
         for proxy in value if isinstance(value, (tuple, list)) else (value,):
             if isinstance(proxy, Proxy):
                 tracer: Any = proxy.tracer
                 # The root has no path, and a graph cannot call it.
                 if path := tracer.path_of_module(module):
+                    given = {name: v for name, v in arguments.items() if v is not None}
                     return tracer.create_proxy("call_module", path, (), given)
     return None
 
