@@ -116,8 +116,8 @@ struct Cell {
     auto& weights = tensors[5];
     const auto& old_h = tensors[6];
     if (!weights.defined()) { // only their shape is needed
-      weights = gates.new_empty_symint({1}).expand_symint(
-          {gates.sym_size(1), old_h.sym_size(1) + input.sym_size(1)});
+      weights = gates.new_empty_strided_symint(
+          {gates.sym_size(1), old_h.sym_size(1) + input.sym_size(1)}, {0, 0});
     }
     return {
         .grad_h = tensors[0],
