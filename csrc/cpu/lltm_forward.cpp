@@ -377,8 +377,7 @@ ForwardWithGatesResult forward_kernel_impl(const ForwardArguments& a) {
 }
 
 ForwardResult forward_kernel(const ForwardArguments& arguments) {
-  auto [new_h, new_cell, gates] = forward_kernel_impl<false>(arguments);
-  return {std::move(new_h), std::move(new_cell)};
+  return without_gates(forward_kernel_impl<false>(arguments));
 }
 
 } // namespace

@@ -135,8 +135,7 @@ ForwardWithGatesResult sequence_forward_kernel_impl(
 
 ForwardResult sequence_forward_kernel(
     const SequenceForwardArguments& arguments) {
-  auto [output, cells, gates] = sequence_forward_kernel_impl<false>(arguments);
-  return {std::move(output), std::move(cells)};
+  return without_gates(sequence_forward_kernel_impl<false>(arguments));
 }
 
 } // namespace

@@ -3,7 +3,7 @@
 #include "ops/checks.h"
 #include "ops/dispatch.h"
 #include "ops/lltm.h"
-#include "ops/lltm_linear.h"
+#include "ops/lltm_composite.h"
 
 #include <ATen/Dispatch.h>
 #include <ATen/ops/empty.h>
@@ -76,8 +76,7 @@ ForwardWithGatesResult forward_kernel_impl(const ForwardArguments& a) {
 }
 
 ForwardResult forward_kernel(const ForwardArguments& arguments) {
-  auto [new_h, new_cell, gates] = forward_kernel_impl<false>(arguments);
-  return {std::move(new_h), std::move(new_cell)};
+  return without_gates(forward_kernel_impl<false>(arguments));
 }
 
 BackwardResult backward_kernel(const BackwardArguments& a) {
@@ -86,7 +85,9 @@ BackwardResult backward_kernel(const BackwardArguments& a) {
   const auto batch = a.input.size(0);
   const auto state_size = a.old_h.size(1);
   at::Tensor d_gates;
-  if (needs_d_gates(a.output_mask)) {
+  // Only the gradient of the cell state does not need them.
+  const auto [d_input, d_weights, d_bias, d_old_h, d_cell] = a.output_mask;
+  if (d_input || d_weights || d_bias || d_old_h) {
     d_gates = at::empty({batch, 3 * state_size}, a.input.options());
   }
   auto d_old_cell = at::empty({batch, state_size}, a.input.options());

@@ -3,7 +3,7 @@
 #include "cuda/lltm_pointwise.h"
 #include "cuda/recurrence/arguments.h"
 #include "ops/checks.h"
-#include "ops/lltm_linear.h"
+#include "ops/lltm_composite.h"
 #include "ops/lltm_sequence.h"
 #include "ops/lltm_sequence_composite.h"
 #include "ops/lltm_sequence_steps.h"
@@ -192,7 +192,7 @@ class ForwardSteps {
       args.write_gates = write_gates;
       args.output = output_.mutable_data_ptr<scalar_t>();
       args.cells = cells_.mutable_data_ptr<scalar_t>();
-      ran = Device::forward(args);
+      ran = Device::run_recurrence(args);
     });
     return ran;
   }
@@ -352,7 +352,7 @@ class BackwardSteps {
           args.d_gates = d_gates_.mutable_data_ptr<scalar_t>();
           args.d_h0 = d_h0.mutable_data_ptr<scalar_t>();
           args.d_c0 = d_c0.mutable_data_ptr<scalar_t>();
-          ran = Device::backward(args);
+          ran = Device::run_recurrence(args);
         });
     return ran;
   }

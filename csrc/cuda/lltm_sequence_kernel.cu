@@ -52,22 +52,17 @@ struct CudaDevice {
     return asked.value_or(major == 9);
   }
 
-  template <typename scalar_t>
-  static bool forward(const recurrence::Forward<scalar_t>& args) {
-    return recurrence::launch(args, c10::cuda::getCurrentCUDAStream());
-  }
-
-  template <typename scalar_t>
-  static bool backward(const recurrence::Backward<scalar_t>& args) {
+  // Of Forward or Backward. Returns false, and has done nothing, where the GPU
+  // cannot.
+  template <typename Args>
+  static bool run_recurrence(const Args& args) {
     return recurrence::launch(args, c10::cuda::getCurrentCUDAStream());
   }
 };
 
 ForwardResult sequence_forward_kernel(
     const SequenceForwardArguments& arguments) {
-  auto [output, cells, gates] =
-      sequence_forward_impl<CudaDevice, false>(arguments);
-  return {std::move(output), std::move(cells)};
+  return without_gates(sequence_forward_impl<CudaDevice, false>(arguments));
 }
 
 } // namespace

@@ -118,10 +118,9 @@ T mapped(const Field<T>& field, const Transform& transform) {
 template <auto op>
 using ArgumentsOf = decltype(detail::arguments_of(op));
 
-// How many arguments there are.
+// std::tuple<Field<...>...>
 template <typename Arguments>
-constexpr size_t kNumberOf =
-    std::tuple_size_v<decltype(std::declval<const Arguments&>().fields())>;
+using FieldsOf = decltype(std::declval<const Arguments&>().fields());
 
 // Whether predicate(Field<at::Tensor>) holds for a tensor of arguments.
 // Optional ones are asked where they are there.

@@ -1,7 +1,6 @@
 #include "ops/checks.h"
 #include "ops/dispatch.h"
 #include "ops/lltm.h"
-#include "ops/lltm_composite.h"
 #include "ops/lltm_sequence.h"
 #include "ops/lltm_sequence_composite.h"
 
@@ -12,8 +11,8 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
-#include <algorithm>
 #include <array>
+#include <string>
 
 namespace lltm {
 
@@ -40,18 +39,14 @@ bool needs_composite(const Arguments& arguments) {
          });
 }
 
-// The Autograd kernel of op. It calls composite where a
-// torch::autograd::Function would not work, and otherwise recorded where a
-// gradient is required.
-template <
-    auto op,
-    auto composite,
-    auto recorded,
-    typename Arguments = ArgumentsOf<op>>
+// The Autograd kernel of op. It computes composite formulas where a
+// torch::autograd::Function would not work, and otherwise calls recorded where
+// a gradient is required.
+template <auto op, auto recorded, typename Arguments = ArgumentsOf<op>>
 auto autograd_kernel(const Arguments& arguments) {
   check_devices(arguments);
   if (needs_composite(arguments)) {
-    return composite(arguments);
+    return composite_kernel<op>(arguments);
   }
   if (any_requires_grad(arguments)) {
     return recorded(arguments);
@@ -80,14 +75,65 @@ void check_derivatives(const Arguments& arguments) {
   });
 }
 
-OptionalTensor optional(const at::Tensor& tensor) {
-  return tensor.defined() ? OptionalTensor(tensor) : OptionalTensor();
+// Saves the arguments of an operator that goes backward, but for output_mask.
+template <typename Arguments>
+void save(AutogradContext* ctx, const Arguments& arguments) {
+  variable_list tensors;
+  size_t place = 0;
+  const auto save_value = [&](const auto& value) {
+    using T = std::decay_t<decltype(value)>;
+    if constexpr (std::is_same_v<T, at::Tensor>) {
+      tensors.push_back(value);
+    } else if constexpr (std::is_same_v<T, OptionalTensor>) {
+      tensors.push_back(value.value_or(at::Tensor()));
+    } else if constexpr (!std::is_same_v<T, OutputMask>) {
+      ctx->saved_data[std::to_string(place)] = value;
+    }
+    ++place;
+  };
+  std::apply(
+      [&](const auto&... fields) { (save_value(fields.value), ...); },
+      arguments.fields());
+  ctx->save_for_backward(std::move(tensors));
+}
+
+// What save() saved, with these tensors in place of the saved ones.
+template <typename Arguments, typename... Values>
+Arguments saved_arguments(
+    AutogradContext* ctx,
+    const variable_list& tensors,
+    const OutputMask& output_mask,
+    std::tuple<Field<Values>...>* /*fields*/) {
+  auto tensor = tensors.begin();
+  size_t place = 0;
+  const auto next = [&](auto* of_type) -> decltype(auto) {
+    using T = std::decay_t<decltype(*of_type)>;
+    const auto key = std::to_string(place++);
+    if constexpr (std::is_same_v<T, at::Tensor>) {
+      return (*tensor++);
+    } else if constexpr (std::is_same_v<T, OptionalTensor>) {
+      return tensor->defined() ? T(*tensor++) : (++tensor, T());
+    } else if constexpr (std::is_same_v<T, OutputMask>) {
+      return (output_mask);
+    } else {
+      return ctx->saved_data[key].template to<T>();
+    }
+  };
+  return Arguments{next(static_cast<Values*>(nullptr))...};
+}
+
+template <typename Arguments>
+Arguments saved_arguments(
+    AutogradContext* ctx,
+    const variable_list& tensors,
+    const OutputMask& output_mask) {
+  return saved_arguments<Arguments>(
+      ctx, tensors, output_mask, static_cast<FieldsOf<Arguments>*>(nullptr));
 }
 
 // The cell and sequences are differentiated alike. Each names here the
-// operators that do it, what is saved, and the arguments that go backward:
-// tensors are in their order, which is the gradients of h and cell state, then
-// saved().
+// operators that do it, and what backward needs. The gradients that it goes
+// backward from come first; forward leaves them empty.
 
 struct Cell {
   using Forward = ForwardArguments;
@@ -96,38 +142,26 @@ struct Cell {
   static constexpr auto backward = lltm::backward;
   static constexpr auto composite_backward = composite::backward_with_gates;
 
-  static variable_list saved(
+  static void save_for_backward(
+      AutogradContext* ctx,
       const Forward& a,
       const ForwardWithGatesResult& results) {
     const auto& [new_h, new_cell, gates] = results;
-    // An optimizer may change weights that backward does not need.
+    // An optimizer may change weights of which backward needs only the shape.
     const bool needs_weights =
         a.input.requires_grad() || a.old_h.requires_grad();
-    const auto weights = needs_weights ? a.weights : at::Tensor();
-    return {new_cell, gates, a.input, weights, a.old_h};
-  }
-
-  static Backward arguments(
-      AutogradContext* /*ctx*/,
-      variable_list& tensors,
-      OutputMask output_mask) {
-    const auto& gates = tensors[3];
-    const auto& input = tensors[4];
-    auto& weights = tensors[5];
-    const auto& old_h = tensors[6];
-    if (!weights.defined()) { // only their shape is needed
-      weights = gates.new_empty_strided_symint(
-          {gates.sym_size(1), old_h.sym_size(1) + input.sym_size(1)}, {0, 0});
-    }
-    return {
-        .grad_h = tensors[0],
-        .grad_cell = tensors[1],
-        .new_cell = tensors[2],
-        .gates = gates,
-        .input = input,
-        .weights = weights,
-        .old_h = old_h,
-        .output_mask = output_mask};
+    save(
+        ctx,
+        Backward{
+            .grad_h = {},
+            .grad_cell = {},
+            .new_cell = new_cell,
+            .gates = gates,
+            .input = a.input,
+            .weights = needs_weights
+                ? a.weights
+                : gates.new_empty_strided_symint(a.weights.sym_sizes(), {0, 0}),
+            .old_h = a.old_h});
   }
 };
 
@@ -139,48 +173,27 @@ struct Sequence {
   static constexpr auto composite_backward =
       composite::sequence_backward_with_gates;
 
-  static variable_list saved(
+  static void save_for_backward(
+      AutogradContext* ctx,
       const Forward& a,
       const ForwardWithGatesResult& results) {
     const auto& [output, cells, gates] = results;
-    return {
-        output,
-        cells,
-        gates,
-        a.input,
-        a.weights,
-        a.h0,
-        a.batch_sizes.value_or(at::Tensor()),
-        a.resets.value_or(at::Tensor())};
-  }
-
-  static Backward arguments(
-      AutogradContext* ctx,
-      variable_list& tensors,
-      OutputMask output_mask) {
-    return {
-        .grad_output = tensors[0],
-        .grad_cells = tensors[1],
-        .output = tensors[2],
-        .cells = tensors[3],
-        .gates = tensors[4],
-        .input = tensors[5],
-        .weights = tensors[6],
-        .h0 = tensors[7],
-        .batch_sizes = optional(tensors[8]),
-        .reverse = ctx->saved_data["reverse"].toBool(),
-        .resets = optional(tensors[9]),
-        .output_mask = output_mask};
+    save(
+        ctx,
+        Backward{
+            .grad_output = {},
+            .grad_cells = {},
+            .output = output,
+            .cells = cells,
+            .gates = gates,
+            .input = a.input,
+            .weights = a.weights,
+            .h0 = a.h0,
+            .batch_sizes = a.batch_sizes,
+            .reverse = a.reverse,
+            .resets = a.resets});
   }
 };
-
-// reverse is the one argument that is a bool.
-template <typename T>
-void save_reverse(AutogradContext* ctx, const T& value) {
-  if constexpr (std::is_same_v<T, bool>) {
-    ctx->saved_data["reverse"] = value;
-  }
-}
 
 // Goes forward, and gives the gates: backward reads them, so the gradient of a
 // gradient comes through them.
@@ -197,8 +210,7 @@ struct ForwardFunction : torch::autograd::Function<Node> {
     const at::AutoDispatchBelowADInplaceOrView guard;
     const typename Op::Forward arguments{values...};
     const auto results = Op::forward(arguments);
-    ctx->save_for_backward(Op::saved(arguments, results));
-    (save_reverse(ctx, values), ...);
+    Op::save_for_backward(ctx, arguments, results);
     // Autograd's own zeros are plain tensors, which no DTensor goes with.
     ctx->set_materialize_grads(false);
     const auto& [h, cell, gates] = results;
@@ -209,25 +221,25 @@ struct ForwardFunction : torch::autograd::Function<Node> {
   static variable_list backward(
       AutogradContext* ctx,
       const variable_list& grads) {
-    const auto saved = ctx->get_saved_variables();
-    // Nothing arrives for an output that nobody used.
-    const auto or_zeros = [&](const at::Tensor& grad) {
-      return grad.defined() ? grad : at::zeros_like(saved[0]);
-    };
-    variable_list tensors{or_zeros(grads[0]), or_zeros(grads[1])};
-    tensors.insert(tensors.end(), saved.begin(), saved.end());
+    auto tensors = ctx->get_saved_variables();
+    for (size_t i = 0; i < 2; ++i) {
+      // Nothing arrives for an output that nobody used. The third tensor is an
+      // output.
+      tensors[i] = grads[i].defined() ? grads[i] : at::zeros_like(tensors[2]);
+    }
     OutputMask output_mask{};
     for (size_t i = 0; i < output_mask.size(); ++i) {
       output_mask[i] = ctx->needs_input_grad(i);
     }
-    const auto arguments = Op::arguments(ctx, tensors, output_mask);
+    const auto arguments =
+        saved_arguments<typename Op::Backward>(ctx, tensors, output_mask);
     auto [d_input, d_weights, d_bias, d_h, d_cell] = grads[2].defined()
         ? Op::composite_backward(arguments, grads[2])
         : Op::backward(arguments);
     // None for an_output, and for the arguments after these.
     variable_list gradients{
         at::Tensor(), d_input, d_weights, d_bias, d_h, d_cell};
-    gradients.resize(1 + kNumberOf<typename Op::Forward>);
+    gradients.resize(1 + std::tuple_size_v<FieldsOf<typename Op::Forward>>);
     return gradients;
   }
 };
@@ -242,21 +254,8 @@ struct BackwardFunction : torch::autograd::Function<Node> {
   static variable_list forward(AutogradContext* ctx, const Values&... values) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     const typename Op::Backward arguments{values...};
-    variable_list tensors;
-    const auto save = [&](const auto& value) {
-      using Value = std::decay_t<decltype(value)>;
-      if constexpr (std::is_same_v<Value, at::Tensor>) {
-        tensors.push_back(value);
-      } else if constexpr (std::is_same_v<Value, OptionalTensor>) {
-        tensors.push_back(value.value_or(at::Tensor()));
-      }
-    };
-    (save(values), ...);
-    ctx->save_for_backward(std::move(tensors));
-    (save_reverse(ctx, values), ...);
-    const auto& mask = arguments.output_mask;
-    ctx->saved_data["output_mask"] =
-        std::vector<bool>(mask.begin(), mask.end());
+    save(ctx, arguments);
+    ctx->saved_data["output_mask"] = arguments.output_mask;
     ctx->set_materialize_grads(false);
     return defined(Op::backward(arguments));
   }
@@ -278,12 +277,11 @@ struct BackwardFunction : torch::autograd::Function<Node> {
         places.push_back(i);
       }
     }
-    OutputMask output_mask{};
-    const auto asked = ctx->saved_data["output_mask"].toBoolList();
-    std::copy(asked.begin(), asked.end(), output_mask.begin());
-    const auto arguments = Op::arguments(ctx, tensors, output_mask);
-    const auto results =
-        defined(Op::composite_backward(arguments, at::Tensor()));
+    const auto output_mask = ctx->saved_data["output_mask"].to<OutputMask>();
+    const auto results = defined(
+        Op::composite_backward(
+            saved_arguments<typename Op::Backward>(ctx, tensors, output_mask),
+            at::Tensor()));
     variable_list outputs, grads_of_outputs;
     for (size_t i = 0; i < results.size(); ++i) {
       if (grads[i].defined() && results[i].requires_grad()) {
@@ -291,7 +289,7 @@ struct BackwardFunction : torch::autograd::Function<Node> {
         grads_of_outputs.push_back(grads[i]);
       }
     }
-    variable_list gradients(kNumberOf<typename Op::Backward>);
+    variable_list gradients(std::tuple_size_v<FieldsOf<typename Op::Backward>>);
     if (!outputs.empty()) {
       const auto found = torch::autograd::grad(
           outputs,
@@ -361,8 +359,7 @@ ForwardWithGatesResult record_forward_with_gates(
 
 template <typename Function>
 ForwardResult record_forward(const typename Function::Op::Forward& arguments) {
-  auto [h, cell, gates] = record_forward_with_gates<Function>(arguments);
-  return {std::move(h), std::move(cell)};
+  return without_gates(record_forward_with_gates<Function>(arguments));
 }
 
 template <typename Function>
@@ -385,39 +382,30 @@ BackwardResult record_backward(
 TORCH_LIBRARY_IMPL(lltm, Autograd, m) {
   m.impl(
       "forward",
-      as_kernel<autograd_kernel<
-          forward,
-          composite::forward,
-          record_forward<LLTMFunction>>>());
+      as_kernel<autograd_kernel<forward, record_forward<LLTMFunction>>>());
   m.impl(
       "_forward_with_gates",
       as_kernel<autograd_kernel<
           _forward_with_gates,
-          composite::forward_with_gates,
           record_forward_with_gates<LLTMFunction>>>());
   m.impl(
       "backward",
-      as_kernel<autograd_kernel<
-          backward,
-          composite::backward,
-          record_backward<LLTMBackwardFunction>>>());
+      as_kernel<
+          autograd_kernel<backward, record_backward<LLTMBackwardFunction>>>());
   m.impl(
       "sequence_forward",
       as_kernel<autograd_kernel<
           sequence_forward,
-          composite::sequence_forward,
           record_forward<LLTMSequenceFunction>>>());
   m.impl(
       "_sequence_forward_with_gates",
       as_kernel<autograd_kernel<
           _sequence_forward_with_gates,
-          composite::sequence_forward_with_gates,
           record_forward_with_gates<LLTMSequenceFunction>>>());
   m.impl(
       "sequence_backward",
       as_kernel<autograd_kernel<
           sequence_backward,
-          composite::sequence_backward,
           record_backward<LLTMSequenceBackwardFunction>>>());
 }
 

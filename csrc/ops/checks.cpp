@@ -142,7 +142,7 @@ void check_dims(const char* op, const Field<at::Tensor>& argument) {
 
 } // namespace
 
-ShapeChecks::ShapeChecks(
+Sizes::Sizes(
     const char* op,
     const Field<at::Tensor>& input,
     const at::Tensor& weights)
@@ -151,7 +151,7 @@ ShapeChecks::ShapeChecks(
   check_weights(weights, input.value);
 }
 
-void ShapeChecks::check(const Field<at::Tensor>& argument) {
+void Sizes::check(const Field<at::Tensor>& argument) {
   check_dims(op_, argument);
   const auto sizes = argument.value.sym_sizes();
   // TORCH_SYM_CHECK records the equality instead of specialising on it.
@@ -173,11 +173,15 @@ void ShapeChecks::check(const Field<at::Tensor>& argument) {
               " to have shape ",
               names(argument.shape),
               " = ",
-              c10::SymIntArrayRef(sizes_of(argument.shape))),
+              c10::SymIntArrayRef(of(argument.shape))),
           sizes));
+  // Where it is symbolic, the size of a tensor is shorter than rows / 3.
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    sizes_[static_cast<size_t>(argument.shape[i])] = sizes[i];
+  }
 }
 
-std::vector<c10::SymInt> ShapeChecks::sizes_of(const Shape& shape) const {
+std::vector<c10::SymInt> Sizes::of(const Shape& shape) const {
   std::vector<c10::SymInt> sizes;
   for (int64_t i = 0; i < dims(shape); ++i) {
     sizes.push_back(*sizes_[static_cast<size_t>(shape[i])]);
@@ -186,9 +190,7 @@ std::vector<c10::SymInt> ShapeChecks::sizes_of(const Shape& shape) const {
 }
 
 // Takes state_size from the rows, so it can say more than check() does.
-void ShapeChecks::check_weights(
-    const at::Tensor& weights,
-    const at::Tensor& input) {
+void Sizes::check_weights(const at::Tensor& weights, const at::Tensor& input) {
   constexpr Shape shape{Dim::kGates, Dim::kFeatures};
   const auto argument = field("weights", weights, shape);
   check_dims(op_, argument);

@@ -44,21 +44,22 @@ void check_layout_and_dtype(
     const Field<at::Tensor>& argument,
     const at::Tensor& input);
 
-// Checks shapes against each other. Sizes may be symbolic.
-class ShapeChecks {
+// The sizes of a call. They may be symbolic.
+class Sizes {
  public:
   // input and weights fix all sizes but the batch and time of packed sequences,
   // which are those of the first tensor that has them.
-  ShapeChecks(
+  Sizes(
       const char* op,
       const Field<at::Tensor>& input,
       const at::Tensor& weights);
 
   void check(const Field<at::Tensor>& argument);
 
+  std::vector<c10::SymInt> of(const Shape& shape) const;
+
  private:
   void check_weights(const at::Tensor& weights, const at::Tensor& input);
-  std::vector<c10::SymInt> sizes_of(const Shape& shape) const;
 
   const char* const op_;
   std::array<std::optional<c10::SymInt>, kNumberOfDims> sizes_;
@@ -69,15 +70,16 @@ class ShapeChecks {
 // operator also where its internal twin was called. The values of batch_sizes
 // are checked where they are read: lltm_sequence_steps.h.
 template <typename Arguments>
-void check_arguments(const Arguments& a) {
+Sizes check_arguments(const Arguments& a) {
   check_devices(a);
   for_each_tensor(a, [&](const Field<at::Tensor>& argument) {
     check_layout_and_dtype(a.kOperator, argument, a.input);
   });
   const auto input = field("input", a.input, a.rows(Dim::kInputFeatures));
-  ShapeChecks shapes(a.kOperator, input, a.weights);
+  Sizes sizes(a.kOperator, input, a.weights);
   for_each_tensor(
-      a, [&](const Field<at::Tensor>& argument) { shapes.check(argument); });
+      a, [&](const Field<at::Tensor>& argument) { sizes.check(argument); });
+  return sizes;
 }
 
 } // namespace lltm

@@ -33,23 +33,20 @@ struct Signature<Result, Arguments, std::tuple<Field<Values>...>> {
   }
 };
 
-template <typename Result, typename Arguments>
-using SignatureOf = Signature<
-    Result,
-    Arguments,
-    decltype(std::declval<const Arguments&>().fields())>;
+template <typename Function>
+struct SignatureOf;
 
-template <auto function, typename Result, typename Arguments>
-constexpr auto as_kernel(Result (*)(const Arguments&)) {
-  return TORCH_FN((SignatureOf<Result, Arguments>::template call<function>));
-}
+template <typename Result, typename Arguments>
+struct SignatureOf<Result (*)(const Arguments&)>
+    : Signature<Result, Arguments, FieldsOf<Arguments>> {};
 
 } // namespace detail
 
 // Turns a function of a struct of arguments into what m.impl takes.
 template <auto function>
 constexpr auto as_kernel() {
-  return detail::as_kernel<function>(function);
+  using Signature = detail::SignatureOf<decltype(function)>;
+  return TORCH_FN(Signature::template call<function>);
 }
 
 // Whether a transform of torch.func is active. functorchTLSAccessor() does not
@@ -63,8 +60,7 @@ inline bool transform_is_active() {
 // that does so: each has a handle of its own.
 template <auto op, typename Arguments>
 auto call(const char* name, const Arguments& arguments) {
-  using Result = decltype(op(arguments));
-  using Type = typename detail::SignatureOf<Result, Arguments>::type;
+  using Type = typename detail::SignatureOf<decltype(op)>::type;
   static const auto handle = c10::Dispatcher::singleton()
                                  .findSchemaOrThrow(name, "")
                                  .template typed<Type>();

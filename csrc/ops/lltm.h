@@ -3,6 +3,7 @@
 #include "ops/arguments.h"
 
 #include <tuple>
+#include <utility>
 
 // The operators as C++ functions. Each call goes through the dispatcher, so
 // autograd, autocast, tracing and the function transforms apply, on any device:
@@ -75,6 +76,10 @@ using ForwardResult = std::tuple<at::Tensor, at::Tensor>;
 using ForwardWithGatesResult = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 using BackwardResult =
     std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+
+inline ForwardResult without_gates(ForwardWithGatesResult result) {
+  return {std::move(std::get<0>(result)), std::move(std::get<1>(result))};
+}
 
 // Returns (new_h, new_cell), each [batch, state_size].
 ForwardResult forward(const ForwardArguments& arguments);

@@ -4,21 +4,49 @@
 
 #include <utility>
 
-// The cell in plain, differentiable ATen. These are the kernels of every device
-// that has none of its own. Autograd and vmap fall back to them where the fused
-// kernels have no derivative or batching rule. For half types the dtype of all
-// computation, opmath, is float32, and only results are rounded. Where autocast
-// would round float32, opmath is float64.
-namespace lltm::composite {
+// The cell in plain, differentiable ATen: its linear part, for kernels that
+// leave the products to ATen's GEMMs, and as a whole.
+namespace lltm {
+
+// The pre-activations [batch, 3 * state_size], [old_h, input] @ weights.T +
+// bias, in a fresh contiguous tensor. Two GEMMs into one buffer: [old_h, input]
+// is never materialised. Autocast is off inside, as in the next function:
+// forward was cast before it got here, backward keeps its dtypes.
+at::Tensor pre_activations(
+    const at::Tensor& input,
+    const at::Tensor& weights,
+    const at::Tensor& bias,
+    const at::Tensor& old_h);
+
+// The gradients that output_mask asks for, by GEMMs with d_gates, the gradient
+// of the pre-activations, which only that of the cell state does not need.
+// Products are in the dtype of d_gates: composite formulas give opmath, in
+// which gradients that are too small for a half type add up. Results are in the
+// dtype of input, and do not alias one another.
+BackwardResult pre_activations_backward(
+    const at::Tensor& d_gates,
+    const at::Tensor& d_old_cell,
+    const at::Tensor& input,
+    const at::Tensor& weights,
+    const at::Tensor& old_h,
+    OutputMask output_mask);
+
+// The kernels of every device that has none of its own. Autograd and vmap fall
+// back to them where the fused kernels have no derivative or batching rule. For
+// half types the dtype of all computation, opmath, is float32, and only results
+// are rounded. Where autocast would round float32, opmath is float64.
+namespace composite {
 
 at::Tensor to_opmath(const at::Tensor& tensor);
 
-// What forward_with_gates does, without checks; cell states are of opmath.
+// What forward_with_gates_kernel does, without checks; cell states are of
+// opmath.
 ForwardWithGatesResult step(const ForwardArguments& arguments);
 
-ForwardResult forward(const ForwardArguments& arguments);
+ForwardResult forward_kernel(const ForwardArguments& arguments);
 
-ForwardWithGatesResult forward_with_gates(const ForwardArguments& arguments);
+ForwardWithGatesResult forward_with_gates_kernel(
+    const ForwardArguments& arguments);
 
 // The gradients of the pre-activations [batch, 3 * state_size], and that of the
 // old cell state, both of opmath. grad_gates, the gradient of the activated
@@ -30,11 +58,24 @@ std::pair<at::Tensor, at::Tensor> gate_gradients(
     const at::Tensor& new_cell,
     const at::Tensor& gates);
 
-// The gradients of all three results of forward_with_gates. Does not check.
+// The gradients of all three results of forward with gates. Does not check.
 BackwardResult backward_with_gates(
     const BackwardArguments& arguments,
     const at::Tensor& grad_gates);
 
-BackwardResult backward(const BackwardArguments& arguments);
+BackwardResult backward_kernel(const BackwardArguments& arguments);
 
-} // namespace lltm::composite
+} // namespace composite
+
+// The composite kernel of an operator.
+template <auto op>
+constexpr auto composite_kernel = nullptr;
+template <>
+inline constexpr auto composite_kernel<forward> = composite::forward_kernel;
+template <>
+inline constexpr auto composite_kernel<_forward_with_gates> =
+    composite::forward_with_gates_kernel;
+template <>
+inline constexpr auto composite_kernel<backward> = composite::backward_kernel;
+
+} // namespace lltm

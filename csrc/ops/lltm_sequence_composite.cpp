@@ -2,8 +2,6 @@
 
 #include "ops/checks.h"
 #include "ops/dispatch.h"
-#include "ops/lltm_composite.h"
-#include "ops/lltm_linear.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
@@ -94,7 +92,7 @@ at::Tensor old_states(
   return in_order_of_time(std::move(tensors), reverse);
 }
 
-ForwardWithGatesResult sequence_forward_with_gates(
+ForwardWithGatesResult sequence_forward_with_gates_kernel(
     const SequenceForwardArguments& a) {
   check_arguments(a);
   const auto steps = at_least_one_step(a);
@@ -127,9 +125,9 @@ ForwardWithGatesResult sequence_forward_with_gates(
   return {joined(outputs), joined(cells), joined(gates)};
 }
 
-ForwardResult sequence_forward(const SequenceForwardArguments& arguments) {
-  auto [output, cells, gates] = sequence_forward_with_gates(arguments);
-  return {std::move(output), std::move(cells)};
+ForwardResult sequence_forward_kernel(
+    const SequenceForwardArguments& arguments) {
+  return without_gates(sequence_forward_with_gates_kernel(arguments));
 }
 
 BackwardResult sequence_backward_with_gates(
@@ -201,7 +199,8 @@ BackwardResult sequence_backward_with_gates(
       a.output_mask[4] ? d_c0 : at::Tensor()};
 }
 
-BackwardResult sequence_backward(const SequenceBackwardArguments& arguments) {
+BackwardResult sequence_backward_kernel(
+    const SequenceBackwardArguments& arguments) {
   check_arguments(arguments);
   return sequence_backward_with_gates(arguments, at::Tensor());
 }
@@ -209,11 +208,11 @@ BackwardResult sequence_backward(const SequenceBackwardArguments& arguments) {
 } // namespace composite
 
 TORCH_LIBRARY_IMPL(lltm, CompositeExplicitAutograd, m) {
-  m.impl("sequence_forward", as_kernel<composite::sequence_forward>());
+  m.impl("sequence_forward", as_kernel<composite_kernel<sequence_forward>>());
   m.impl(
       "_sequence_forward_with_gates",
-      as_kernel<composite::sequence_forward_with_gates>());
-  m.impl("sequence_backward", as_kernel<composite::sequence_backward>());
+      as_kernel<composite_kernel<_sequence_forward_with_gates>>());
+  m.impl("sequence_backward", as_kernel<composite_kernel<sequence_backward>>());
 }
 
 } // namespace lltm

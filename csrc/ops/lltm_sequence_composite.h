@@ -1,5 +1,6 @@
 #pragma once
 
+#include "ops/lltm_composite.h"
 #include "ops/lltm_sequence.h"
 #include "ops/lltm_sequence_steps.h"
 
@@ -16,17 +17,33 @@ at::Tensor old_states(
     bool reverse,
     const OptionalTensor& resets);
 
-ForwardResult sequence_forward(const SequenceForwardArguments& arguments);
-
-ForwardWithGatesResult sequence_forward_with_gates(
+ForwardResult sequence_forward_kernel(
     const SequenceForwardArguments& arguments);
 
-// The gradients of all three results of sequence_forward_with_gates.
+ForwardWithGatesResult sequence_forward_with_gates_kernel(
+    const SequenceForwardArguments& arguments);
+
+// The gradients of all three results of sequence_forward with gates.
 // grad_gates may be undefined. Does not check.
 BackwardResult sequence_backward_with_gates(
     const SequenceBackwardArguments& arguments,
     const at::Tensor& grad_gates);
 
-BackwardResult sequence_backward(const SequenceBackwardArguments& arguments);
+BackwardResult sequence_backward_kernel(
+    const SequenceBackwardArguments& arguments);
 
 } // namespace lltm::composite
+
+namespace lltm {
+
+template <>
+inline constexpr auto composite_kernel<sequence_forward> =
+    composite::sequence_forward_kernel;
+template <>
+inline constexpr auto composite_kernel<_sequence_forward_with_gates> =
+    composite::sequence_forward_with_gates_kernel;
+template <>
+inline constexpr auto composite_kernel<sequence_backward> =
+    composite::sequence_backward_kernel;
+
+} // namespace lltm

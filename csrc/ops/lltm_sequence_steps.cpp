@@ -19,40 +19,25 @@ void check_number_of_steps(const char* op, int64_t steps) {
       expected(op, c10::str("at most ", kMost, " steps"), steps));
 }
 
-// The values of batch_sizes, read where they lie.
-class BatchSizes {
- public:
-  BatchSizes(const char* op, const at::Tensor& batch_sizes)
-      : tensor_(batch_sizes),
-        data_(
-            batch_sizes.has_storage() ? batch_sizes.const_data_ptr<int64_t>()
-                                      : nullptr) {
-    // A loop over steps can be traced only where the number of steps and their
-    // sizes are known.
-    TORCH_CHECK(
-        size() == 0 || !tensor_.has_storage() || data_ != nullptr,
-        expected(
-            op,
-            "the values of batch_sizes, for derivatives that are made of a "
-            "loop over the steps",
-            "a tensor without values, as tracers use"));
+// Where the values of batch_sizes lie; null where they have no place.
+// torch.func wraps every argument of an operator, those too that have no
+// derivatives: what it wraps has no storage.
+const int64_t* data_of(const char* op, const at::Tensor& batch_sizes) {
+  if (!batch_sizes.has_storage()) {
+    return nullptr;
   }
-
-  int64_t size() const {
-    return tensor_.size(0);
-  }
-
-  // torch.func wraps every argument of an operator, those too that have no
-  // derivatives: what it wraps has no storage.
-  int64_t operator[](int64_t t) const {
-    return data_ != nullptr ? data_[t * tensor_.stride(0)]
-                            : tensor_[t].item<int64_t>();
-  }
-
- private:
-  const at::Tensor& tensor_;
-  const int64_t* data_;
-};
+  const auto* data = batch_sizes.const_data_ptr<int64_t>();
+  // A loop over steps can be traced only where the number of steps and their
+  // sizes are known.
+  TORCH_CHECK(
+      batch_sizes.size(0) == 0 || data != nullptr,
+      expected(
+          op,
+          "the values of batch_sizes, for derivatives that are made of a loop "
+          "over the steps",
+          "a tensor without values, as tracers use"));
+  return data;
+}
 
 // Lists the steps in the order of time, with carried not yet set. Steps without
 // rows compute nothing and are left out, except for the first, which
@@ -62,12 +47,13 @@ std::vector<SequenceStep> packed_steps(
     const at::Tensor& input,
     const at::Tensor& h0,
     const at::Tensor& batch_sizes) {
-  const BatchSizes sizes(op, batch_sizes);
+  const auto* sizes = data_of(op, batch_sizes);
   std::vector<SequenceStep> steps;
   int64_t rows = 0;
   int64_t before = h0.size(0);
-  for (int64_t t = 0; t < sizes.size(); ++t) {
-    const auto size = sizes[t];
+  for (int64_t t = 0; t < batch_sizes.size(0); ++t) {
+    const auto size = sizes != nullptr ? sizes[t * batch_sizes.stride(0)]
+                                       : batch_sizes[t].item<int64_t>();
     TORCH_CHECK(
         size >= 0 && size <= before && (t > 0 || size == before),
         expected(

@@ -2,7 +2,6 @@
 #include "ops/checks.h"
 #include "ops/dispatch.h"
 #include "ops/lltm.h"
-#include "ops/lltm_composite.h"
 #include "ops/lltm_sequence.h"
 #include "ops/lltm_sequence_composite.h"
 
@@ -12,7 +11,7 @@
 
 #include <algorithm>
 #include <tuple>
-#include <utility>
+#include <type_traits>
 
 // The vmap kernels fold a mapped dimension of input and state into the batch,
 // as more rows. Tensors without a batch, such as weights, cannot take it: if
@@ -20,6 +19,10 @@
 namespace lltm {
 
 namespace {
+
+template <typename Arguments>
+constexpr bool kIsBackward = std::is_same_v<Arguments, BackwardArguments> ||
+    std::is_same_v<Arguments, SequenceBackwardArguments>;
 
 // Folds what the innermost level of vmap maps into the batch, and results back.
 class MappedBatch {
@@ -66,11 +69,21 @@ class MappedBatch {
     return unfolded.reshape_symint(sizes);
   }
 
-  // Results with a row for each row of input.
-  at::Tensor unfold(const at::Tensor& tensor) const {
-    return unfold(tensor, dim_);
+  // Results have a row for each row of input; but of gradients only the first
+  // has, and the others are those of states.
+  template <typename... Results>
+  std::tuple<Results...> unfold(
+      const std::tuple<Results...>& results,
+      bool are_gradients) const {
+    return std::apply(
+        [&](const auto& first, const auto&... others) {
+          const auto dim = are_gradients ? 0 : dim_;
+          return std::tuple{unfold(first, dim_), unfold(others, dim)...};
+        },
+        results);
   }
 
+ private:
   at::Tensor unfold(const at::Tensor& tensor, int64_t dim) const {
     if (!tensor.defined()) {
       return tensor;
@@ -81,7 +94,6 @@ class MappedBatch {
     return at::functorch::makeBatched(tensor.view_symint(sizes), dim, level_);
   }
 
- private:
   const at::functorch::BatchedTensorImpl* mapped_here(
       const at::Tensor& tensor) const {
     const auto* mapped = at::functorch::maybeGetBatchedImpl(tensor);
@@ -95,84 +107,49 @@ class MappedBatch {
   bool can_fold_ = false;
 };
 
-// The vmap kernel of an op that goes forward.
-template <auto op, auto composite, typename Arguments = ArgumentsOf<op>>
-auto forward_vmap_kernel(const Arguments& arguments)
-    -> decltype(op(arguments)) {
+// Gradients of weights and bias are sums over the rows of one mapped call.
+template <typename Arguments>
+bool wants_sums_over_rows(const Arguments& arguments) {
+  if constexpr (kIsBackward<Arguments>) {
+    return arguments.output_mask[1] || arguments.output_mask[2];
+  } else {
+    return false;
+  }
+}
+
+template <auto op, typename Arguments = ArgumentsOf<op>>
+auto vmap_kernel(const Arguments& arguments) -> decltype(op(arguments)) {
   check_devices(arguments);
   // vmap comes before autocast in the dispatch order, and composite formulas
   // must not be autocast one by one, each by a rule of its own.
-  if (autocast_applies(arguments.input)) {
-    return call_in_lower_precision<forward_vmap_kernel<op, composite>>(
-        arguments);
+  if constexpr (!kIsBackward<Arguments>) {
+    if (autocast_applies(arguments.input)) {
+      return call_in_lower_precision<vmap_kernel<op>>(arguments);
+    }
   }
   check_arguments(arguments);
   const MappedBatch batch(arguments);
-  if (!batch.can_fold()) {
-    return composite(arguments);
+  if (!batch.can_fold() || wants_sums_over_rows(arguments)) {
+    return composite_kernel<op>(arguments);
   }
   const c10::impl::ExcludeDispatchKeyGuard below_vmap(
       c10::DispatchKey::FuncTorchBatched);
   const auto results = call_with_mapped_tensors(
       arguments, [&](const auto& field) { return batch.fold(field); }, op);
-  return std::apply(
-      [&](const auto&... tensors) {
-        return std::make_tuple(batch.unfold(tensors)...);
-      },
-      results);
-}
-
-// The vmap kernel of an op that goes backward. It cannot fold where weights or
-// bias get a gradient, because each mapped gradient is a sum over its own rows
-// only.
-template <auto op, auto composite, typename Arguments = ArgumentsOf<op>>
-auto backward_vmap_kernel(const Arguments& arguments) {
-  check_arguments(arguments);
-  const MappedBatch batch(arguments);
-  if (!batch.can_fold() || arguments.output_mask[1] ||
-      arguments.output_mask[2]) {
-    return composite(arguments);
-  }
-  const c10::impl::ExcludeDispatchKeyGuard below_vmap(
-      c10::DispatchKey::FuncTorchBatched);
-  auto [d_input, d_weights, d_bias, d_h, d_cell] = call_with_mapped_tensors(
-      arguments, [&](const auto& field) { return batch.fold(field); }, op);
-  return std::make_tuple(
-      batch.unfold(d_input),
-      std::move(d_weights),
-      std::move(d_bias),
-      batch.unfold(d_h, 0),
-      batch.unfold(d_cell, 0));
+  return batch.unfold(results, kIsBackward<Arguments>);
 }
 
 } // namespace
 
 TORCH_LIBRARY_IMPL(lltm, FuncTorchBatched, m) {
-  m.impl(
-      "forward", as_kernel<forward_vmap_kernel<forward, composite::forward>>());
-  m.impl(
-      "_forward_with_gates",
-      as_kernel<forward_vmap_kernel<
-          _forward_with_gates,
-          composite::forward_with_gates>>());
-  m.impl(
-      "backward",
-      as_kernel<backward_vmap_kernel<backward, composite::backward>>());
-  m.impl(
-      "sequence_forward",
-      as_kernel<forward_vmap_kernel<
-          sequence_forward,
-          composite::sequence_forward>>());
+  m.impl("forward", as_kernel<vmap_kernel<forward>>());
+  m.impl("_forward_with_gates", as_kernel<vmap_kernel<_forward_with_gates>>());
+  m.impl("backward", as_kernel<vmap_kernel<backward>>());
+  m.impl("sequence_forward", as_kernel<vmap_kernel<sequence_forward>>());
   m.impl(
       "_sequence_forward_with_gates",
-      as_kernel<forward_vmap_kernel<
-          _sequence_forward_with_gates,
-          composite::sequence_forward_with_gates>>());
-  m.impl(
-      "sequence_backward",
-      as_kernel<backward_vmap_kernel<
-          sequence_backward,
-          composite::sequence_backward>>());
+      as_kernel<vmap_kernel<_sequence_forward_with_gates>>());
+  m.impl("sequence_backward", as_kernel<vmap_kernel<sequence_backward>>());
 }
 
 } // namespace lltm

@@ -118,25 +118,14 @@ struct HostDevice {
     std::memset(tensor.mutable_data_ptr(), 0xff, tensor.nbytes());
   }
 
-  template <typename scalar_t>
-  static bool forward(const lltm::recurrence::Forward<scalar_t>& args) {
+  template <typename Args>
+  static bool run_recurrence(const Args& args) {
     if (accepted_launches-- <= 0) {
       return false;
     }
     ++recurrences;
     const int tiles = 1 << recurrences % 3;
-    backend::forward(args, tiles, recurrences, {});
-    return true;
-  }
-
-  template <typename scalar_t>
-  static bool backward(const lltm::recurrence::Backward<scalar_t>& args) {
-    if (accepted_launches-- <= 0) {
-      return false;
-    }
-    ++recurrences;
-    const int tiles = 1 << recurrences % 3;
-    backend::backward(args, tiles, recurrences, {});
+    backend::run_recurrence(args, tiles, recurrences, {});
     return true;
   }
 };

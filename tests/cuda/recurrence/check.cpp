@@ -300,7 +300,7 @@ class Run {
       args.output = output_.get() + (plants_.misaligned_output ? 2 : 0);
       args.cells = cells_.get();
       args.write_gates = case_.write_gates;
-      backend::forward(args, case_.tiles, case_.seed, plants_);
+      backend::run_recurrence(args, case_.tiles, case_.seed, plants_);
       std::copy_n(gates.get(), gates.size(), gates_.get() + low * 3 * H_);
     }
   }
@@ -365,7 +365,7 @@ class Run {
     args.d_gates = d_gates_.get();
     args.d_h0 = d_h0_.get();
     args.d_c0 = d_c0_.get();
-    backend::backward(args, case_.tiles, case_.seed, plants_);
+    backend::run_recurrence(args, case_.tiles, case_.seed, plants_);
   }
 
   void check_backward() const {

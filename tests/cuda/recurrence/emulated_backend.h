@@ -78,7 +78,7 @@ void with_tiles(int tiles, const Body& body) {
 }
 
 template <typename scalar_t>
-void forward(
+void run_recurrence(
     const lltm::recurrence::Forward<scalar_t>& args,
     int tiles,
     uint32_t seed,
@@ -96,7 +96,7 @@ void forward(
 }
 
 template <typename scalar_t>
-void backward(
+void run_recurrence(
     const lltm::recurrence::Backward<scalar_t>& args,
     int tiles,
     uint32_t seed,

@@ -88,7 +88,7 @@ void run(const Args& args, int tiles) {
 }
 
 template <typename scalar_t>
-void forward(
+void run_recurrence(
     lltm::recurrence::Forward<scalar_t> args,
     int tiles,
     uint32_t,
@@ -104,7 +104,7 @@ void forward(
 }
 
 template <typename scalar_t>
-void backward(
+void run_recurrence(
     lltm::recurrence::Backward<scalar_t> args,
     int tiles,
     uint32_t,

@@ -6,7 +6,7 @@
 #include "ops/dispatch.h"
 #include "ops/gate_math.h"
 #include "ops/lltm.h"
-#include "ops/lltm_linear.h"
+#include "ops/lltm_composite.h"
 
 #include <ATen/Dispatch.h>
 #include <ATen/OpMathType.h>
@@ -82,8 +82,7 @@ ForwardWithGatesResult forward_with_gates_kernel(const ForwardArguments& a) {
 }
 
 ForwardResult forward_kernel(const ForwardArguments& arguments) {
-  auto [new_h, new_cell, gates] = forward_with_gates_kernel(arguments);
-  return {std::move(new_h), std::move(new_cell)};
+  return without_gates(forward_with_gates_kernel(arguments));
 }
 
 BackwardResult backward_kernel(const BackwardArguments& a) {
