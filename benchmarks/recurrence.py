@@ -19,7 +19,6 @@ import timing
 import torch
 from torch import nn
 from torch.hub import tqdm  # stands in where tqdm is not installed
-from torch.profiler import ProfilerActivity, profile
 
 import lltm_ops
 
@@ -43,12 +42,14 @@ def tf32(allowed: bool) -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = before
 
 
-def takes_recurrence(function: Callable[[], Any]) -> bool:
-    """It takes half types of some sizes, and launches may be refused."""
-    with recurrence(True), profile(activities=[ProfilerActivity.CUDA]) as profiled:
+def launches_of(function: Callable[[], Any]) -> dict[str, int]:
+    """How many launches of the recurrence had which outcome. It takes half types of some sizes."""
+    before = torch.ops.lltm._recurrence_outcomes()
+    with recurrence(True):
         function()
-        torch.cuda.synchronize()
-    return any("recurrence" in event.key for event in profiled.key_averages())
+    after = torch.ops.lltm._recurrence_outcomes()
+    names = ("ran", "did not fit", "refused")
+    return {name: now - then for name, then, now in zip(names, before, after, strict=True)}
 
 
 def captured(
@@ -68,8 +69,8 @@ def first_output(layer: nn.Module, input: torch.Tensor) -> Any:
     return layer(input)[0]
 
 
-def measure(size: int, batch: int, what: str, args: argparse.Namespace) -> dict[str, float]:
-    """Microseconds a step, by contender."""
+def measure(size: int, batch: int, what: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Microseconds a step, by contender, and launches of the recurrence in a call."""
     options = {"device": DEVICE, "dtype": getattr(torch, args.dtype)}
     input = torch.randn(args.time, batch, size, **options)
     with torch.set_grad_enabled(what == "training"):
@@ -77,12 +78,14 @@ def measure(size: int, batch: int, what: str, args: argparse.Namespace) -> dict[
         lstm = call_of(nn.LSTM(size, size, **options), input, what)
         calls = {"a kernel a step": captured(recurrence(False), ours)}
         calls["nn.LSTM"] = captured(tf32(False), lstm)
-        if takes_recurrence(ours):
+        launches = launches_of(ours)
+        if launches["ran"]:
             calls["recurrence"] = captured(recurrence(True), ours)
         if args.dtype == "float32":
             calls["nn.LSTM with TF32"] = captured(tf32(True), lstm)
         times = timing.medians(calls, args.rounds, device=DEVICE)
-    return {name: time * 1e6 / args.time for name, time in times.items()}
+    by_name = {name: time * 1e6 / args.time for name, time in times.items()}
+    return {"microseconds_per_step": by_name, "launches_of_the_recurrence": launches}
 
 
 def main() -> None:
@@ -106,7 +109,7 @@ def main() -> None:
     for size, batch, what in tqdm(cases, desc="timing", unit="row"):
         row: dict[str, Any] = {"size": size, "batch": batch, "what": what}
         try:
-            row["microseconds_per_step"] = measure(size, batch, what, args)
+            row |= measure(size, batch, what, args)
         except RuntimeError as error:
             row["error"] = str(error)
         rows.append(row)

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cuda/launch_pointwise.h"
 #include "cuda/lltm_pointwise.h"
 #include "cuda/recurrence/arguments.h"
 #include "ops/checks.h"
@@ -17,19 +18,20 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <optional>
 
-// The sequence operators, but for what starts a kernel, which is the Device's:
+// The sequence operators, but for what is CUDA's, which is the Device's. It has
+// what the Device of the cell has (cuda_device.cuh), and
 //
-//   Guard(device)                   makes a device the current one;
-//   kBytesOfGates                   what the gates of a chunk may take, where
-//                                   nobody wants them;
-//   pointwise(rows, columns, body)  runs body(row, column) for all;
-//   mm_out(out, a, b)               out = a @ b, in the dtype of out;
-//   recurrence_is_on()              whether to try it;
-//   fill_sentinel(tensor)           sets all its bytes to 0xff;
-//   forward(args), backward(args)   run the recurrence, or return false if it
-//                                   does not fit or was refused.
+//   kBytesOfGates          what the gates of a chunk may take, where nobody
+//                          wants them;
+//   mm_out(out, a, b)      out = a @ b, in the dtype of out;
+//   recurrence_is_on()     whether to try it;
+//   fill_sentinel(tensor)  sets all its bytes to 0xff;
+//   launch_recurrence(     what recurrence/launch.h says.
+//       args, stream)
 //
 // So tests run all of this on the host. One GEMM makes the products with input
 // of many steps. Then the recurrence does the rest; or else each step makes its
@@ -68,6 +70,17 @@ scalar_t* mutable_rows(const at::Tensor& rows, const SequenceStep& step) {
 template <typename scalar_t>
 const scalar_t* const_rows(const at::Tensor& rows, const SequenceStep& step) {
   return rows.const_data_ptr<scalar_t>() + step.first_row * rows.size(1);
+}
+
+// How many launches of the recurrence had each outcome, in this process.
+inline std::array<std::atomic<int64_t>, recurrence::kOutcomes> outcomes{};
+
+// Whether it ran.
+template <typename Device, typename Args>
+bool launch_recurrence(const Args& args) {
+  const auto outcome = Device::launch_recurrence(args, Device::stream());
+  ++outcomes[static_cast<size_t>(outcome)];
+  return outcome == recurrence::Outcome::kRan;
 }
 
 // In fewer steps, loading the weights into registers costs as much as the
@@ -192,7 +205,7 @@ class ForwardSteps {
       args.write_gates = write_gates;
       args.output = output_.mutable_data_ptr<scalar_t>();
       args.cells = cells_.mutable_data_ptr<scalar_t>();
-      ran = Device::run_recurrence(args);
+      ran = launch_recurrence<Device>(args);
     });
     return ran;
   }
@@ -225,7 +238,7 @@ class ForwardSteps {
         resets_of(resets_, is_last ? nullptr : &steps_[i + 1]);
     AT_DISPATCH_FLOATING_TYPES_AND2(
         at::kHalf, at::kBFloat16, gates.scalar_type(), "lltm_forward", [&] {
-          Device::pointwise(
+          launch_pointwise<Device>(
               std::max(step.rows, next_resets.rows),
               h_.size(1),
               SequenceForwardUnit<scalar_t, write_gates>{
@@ -352,7 +365,7 @@ class BackwardSteps {
           args.d_gates = d_gates_.mutable_data_ptr<scalar_t>();
           args.d_h0 = d_h0.mutable_data_ptr<scalar_t>();
           args.d_c0 = d_c0.mutable_data_ptr<scalar_t>();
-          ran = Device::run_recurrence(args);
+          ran = launch_recurrence<Device>(args);
         });
     return ran;
   }
@@ -384,7 +397,7 @@ class BackwardSteps {
     AT_DISPATCH_FLOATING_TYPES_AND2(
         at::kHalf, at::kBFloat16, gates_.scalar_type(), "lltm_backward", [&] {
           using opmath_t = at::opmath_type<scalar_t>;
-          Device::pointwise(
+          launch_pointwise<Device>(
               std::max(step.rows, next_resets.rows),
               d_h.size(1),
               SequenceBackwardUnit<scalar_t>{

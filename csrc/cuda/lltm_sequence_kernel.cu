@@ -1,11 +1,8 @@
-#include "cuda/launch_pointwise.cuh"
+#include "cuda/cuda_device.cuh"
 #include "cuda/lltm_sequence_impl.h"
-#include "cuda/recurrence/launch.h"
+#include "cuda/recurrence/cuda_launch.h"
 #include "ops/dispatch.h"
 
-#include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
 #include <c10/util/env.h>
 #include <torch/library.h>
 
@@ -13,16 +10,9 @@ namespace lltm {
 
 namespace {
 
-struct CudaDevice {
-  using Guard = c10::cuda::CUDAGuard;
-
+struct CudaSequenceDevice : CudaDevice {
   // What a chunk's gates may take, where nobody wants them.
   static constexpr int64_t kBytesOfGates = 64 << 20;
-
-  template <typename Body>
-  static void pointwise(int64_t rows, int64_t columns, const Body& body) {
-    launch_pointwise(rows, columns, body);
-  }
 
   static void
   mm_out(at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {
@@ -52,27 +42,41 @@ struct CudaDevice {
     return asked.value_or(major == 9);
   }
 
-  // Of Forward or Backward. Returns false, and has done nothing, where the GPU
-  // cannot.
   template <typename Args>
-  static bool run_recurrence(const Args& args) {
-    return recurrence::launch(args, c10::cuda::getCurrentCUDAStream());
+  static recurrence::Outcome launch_recurrence(
+      const Args& args,
+      Stream stream) {
+    return recurrence::cuda_launch(args, stream);
   }
 };
 
 ForwardResult sequence_forward_kernel(
     const SequenceForwardArguments& arguments) {
-  return without_gates(sequence_forward_impl<CudaDevice, false>(arguments));
+  return without_gates(
+      sequence_forward_impl<CudaSequenceDevice, false>(arguments));
+}
+
+// Those that ran, those that the GPU is too small or too old for, and those
+// that it refused.
+std::vector<int64_t> recurrence_outcomes() {
+  return {outcomes.begin(), outcomes.end()};
 }
 
 } // namespace
+
+// For tests and benchmarks: which way was taken shows in no result.
+TORCH_LIBRARY_FRAGMENT(lltm, m) {
+  m.def("_recurrence_outcomes() -> int[]", recurrence_outcomes);
+}
 
 TORCH_LIBRARY_IMPL(lltm, CUDA, m) {
   m.impl("sequence_forward", as_kernel<sequence_forward_kernel>());
   m.impl(
       "_sequence_forward_with_gates",
-      as_kernel<sequence_forward_impl<CudaDevice, true>>());
-  m.impl("sequence_backward", as_kernel<sequence_backward_impl<CudaDevice>>());
+      as_kernel<sequence_forward_impl<CudaSequenceDevice, true>>());
+  m.impl(
+      "sequence_backward",
+      as_kernel<sequence_backward_impl<CudaSequenceDevice>>());
 }
 
 } // namespace lltm

@@ -2,95 +2,48 @@
 // test_cuda_without_gpu.py. Pointwise kernels run thread by thread, the
 // recurrence in the emulator.
 
-#include "cuda/lltm_pointwise.h"
+#include "cuda/lltm_impl.h"
 #include "cuda/lltm_sequence_impl.h"
-#include "cuda/row_grid.h"
 #include "ops/dispatch.h"
 #include "recurrence/emulated_backend.h"
 
-#include <ATen/Dispatch.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
 #include <cstring>
-#include <tuple>
+#include <vector>
 
 namespace {
 
-template <typename Body>
-void run_grid(int64_t rows, int64_t columns, const Body& body) {
-  const auto grid = lltm::grid_for(rows, columns);
-  for (unsigned y = 0; y < grid.rows; ++y) {
-    for (unsigned x = 0; x < grid.columns; ++x) {
-      for (int thread = 0; thread < lltm::kThreads; ++thread) {
-        lltm::for_each_of_thread(grid, {x, y}, thread, rows, columns, body);
-      }
+// The GPU that the host pretends to be. It takes so many launches of the
+// recurrence, and refuses those after.
+struct {
+  int64_t processors = 0; // 0: the recurrence is off
+  int64_t shared_bytes = 0;
+  int64_t accepted = 0;
+  int64_t least_tiles = 1;
+} gpu;
+
+struct Launch {
+  int64_t blocks;
+  int64_t shared_bytes;
+  int64_t stream;
+};
+std::vector<Launch> launches;
+
+struct PretendedGpu : backend::EmulatedGpu {
+  int64_t stream;
+
+  template <int tiles, typename Args>
+  bool launch(const Args& args, unsigned blocks, int shared_bytes) const {
+    if (gpu.accepted-- <= 0) {
+      return false;
     }
+    launches.push_back({blocks, shared_bytes, stream});
+    return EmulatedGpu::launch<tiles>(args, blocks, shared_bytes);
   }
-}
-
-// How often the grid comes by each element.
-at::Tensor visits(int64_t rows, int64_t columns) {
-  auto counts = at::zeros({rows, columns}, at::kChar);
-  auto* data = counts.mutable_data_ptr<int8_t>();
-  run_grid(rows, columns, [&](int64_t row, int64_t column) {
-    ++data[row * columns + column];
-  });
-  return counts;
-}
-
-template <bool write_gates>
-std::tuple<at::Tensor, at::Tensor> forward(
-    const at::Tensor& gates,
-    const at::Tensor& old_cell) {
-  auto new_h = at::empty_like(old_cell);
-  auto new_cell = at::empty_like(old_cell);
-  AT_DISPATCH_FLOATING_TYPES_AND2(
-      at::kHalf, at::kBFloat16, gates.scalar_type(), "forward", [&] {
-        run_grid(
-            old_cell.size(0),
-            old_cell.size(1),
-            lltm::ForwardUnit<scalar_t, write_gates>{
-                old_cell.size(1),
-                gates.mutable_data_ptr<scalar_t>(),
-                old_cell.const_data_ptr<scalar_t>(),
-                new_h.mutable_data_ptr<scalar_t>(),
-                new_cell.mutable_data_ptr<scalar_t>()});
-      });
-  return {new_h, new_cell};
-}
-
-// (d_gates, d_cell)
-std::tuple<at::Tensor, at::Tensor> backward(
-    const at::Tensor& grad_h,
-    const at::Tensor& grad_cell,
-    const at::Tensor& new_cell,
-    const at::Tensor& gates) {
-  auto d_gates = at::empty_like(gates);
-  auto d_cell = at::empty_like(grad_cell);
-  AT_DISPATCH_FLOATING_TYPES_AND2(
-      at::kHalf, at::kBFloat16, gates.scalar_type(), "backward", [&] {
-        run_grid(
-            new_cell.size(0),
-            new_cell.size(1),
-            lltm::BackwardUnit<scalar_t>{
-                new_cell.size(1),
-                grad_h.const_data_ptr<scalar_t>(),
-                grad_cell.const_data_ptr<scalar_t>(),
-                new_cell.const_data_ptr<scalar_t>(),
-                gates.const_data_ptr<scalar_t>(),
-                d_gates.mutable_data_ptr<scalar_t>(),
-                d_cell.mutable_data_ptr<scalar_t>()});
-      });
-  return {d_gates, d_cell};
-}
-
-// What a GPU does with a sequence. The launches that it accepts: of 0, steps
-// run one by one.
-int64_t accepted_launches = 0;
-int64_t recurrences = 0;
+};
 
 struct HostDevice {
   // So that a few steps are several chunks.
@@ -99,10 +52,27 @@ struct HostDevice {
   struct Guard {
     explicit Guard(c10::Device) {}
   };
+  using Stream = int64_t;
+
+  static Stream stream() {
+    return 7; // as good as any, and not the default
+  }
 
   template <typename Body>
-  static void pointwise(int64_t rows, int64_t columns, const Body& body) {
-    run_grid(rows, columns, body);
+  static void launch(
+      lltm::Grid grid,
+      Stream stream,
+      int64_t rows,
+      int64_t columns,
+      const Body& body) {
+    launches.push_back({int64_t(grid.rows) * grid.columns, 0, stream});
+    for (unsigned y = 0; y < grid.rows; ++y) {
+      for (unsigned x = 0; x < grid.columns; ++x) {
+        for (int thread = 0; thread < lltm::kThreads; ++thread) {
+          lltm::for_each_of_thread(grid, {x, y}, thread, rows, columns, body);
+        }
+      }
+    }
   }
 
   static void
@@ -111,7 +81,7 @@ struct HostDevice {
   }
 
   static bool recurrence_is_on() {
-    return accepted_launches > 0;
+    return gpu.processors > 0;
   }
 
   static void fill_sentinel(const at::Tensor& tensor) {
@@ -119,21 +89,53 @@ struct HostDevice {
   }
 
   template <typename Args>
-  static bool run_recurrence(const Args& args) {
-    if (accepted_launches-- <= 0) {
-      return false;
-    }
-    ++recurrences;
-    const int tiles = 1 << recurrences % 3;
-    backend::run_recurrence(args, tiles, recurrences, {});
-    return true;
+  static lltm::recurrence::Outcome launch_recurrence(
+      const Args& args,
+      Stream stream) {
+    const PretendedGpu pretended{
+        {.seed = static_cast<uint32_t>(launches.size()),
+         .processors = gpu.processors,
+         .most_shared_bytes = static_cast<int>(gpu.shared_bytes)},
+        stream};
+    return lltm::recurrence::launch(
+        pretended, args, static_cast<int>(gpu.least_tiles));
   }
 };
 
-// Returns how many launches there were so far.
-int64_t accept_launches(int64_t count) {
-  accepted_launches = count;
-  return recurrences;
+// How often the grid comes by each element.
+at::Tensor visits(int64_t rows, int64_t columns) {
+  auto counts = at::zeros({rows, columns}, at::kChar);
+  auto* data = counts.mutable_data_ptr<int8_t>();
+  lltm::launch_pointwise<HostDevice>(
+      rows, columns, [&](int64_t row, int64_t column) {
+        ++data[row * columns + column];
+      });
+  return counts;
+}
+
+void pretend(
+    int64_t processors,
+    int64_t shared_bytes,
+    int64_t accepted,
+    int64_t least_tiles) {
+  gpu = {processors, shared_bytes, accepted, least_tiles};
+  launches.clear();
+  for (auto& outcome : lltm::outcomes) {
+    outcome = 0;
+  }
+}
+
+std::vector<int64_t> outcomes() {
+  return {lltm::outcomes.begin(), lltm::outcomes.end()};
+}
+
+// Since the last call of pretend: blocks, bytes of shared memory, stream.
+std::vector<std::vector<int64_t>> launches_so_far() {
+  std::vector<std::vector<int64_t>> rows;
+  for (const auto& [blocks, shared_bytes, stream] : launches) {
+    rows.push_back({blocks, shared_bytes, stream});
+  }
+  return rows;
 }
 
 } // namespace
@@ -141,17 +143,25 @@ int64_t accept_launches(int64_t count) {
 TORCH_LIBRARY(lltm_on_host, m) {
   m.def("visits(int rows, int columns) -> Tensor", visits);
   m.def(
-      "forward(Tensor gates, Tensor old_cell) -> (Tensor, Tensor)",
-      forward<false>);
+      "pretend(int processors, int shared_bytes, int accepted, "
+      "int least_tiles) -> ()",
+      pretend);
+  m.def("outcomes() -> int[]", outcomes);
+  m.def("launches() -> int[][]", launches_so_far);
   m.def(
-      "forward_with_gates(Tensor(a!) gates, Tensor old_cell) -> "
-      "(Tensor, Tensor)",
-      forward<true>);
+      "forward(Tensor input, Tensor weights, Tensor bias, Tensor old_h, "
+      "Tensor old_cell) -> (Tensor, Tensor, Tensor)",
+      lltm::as_kernel<lltm::forward_impl<HostDevice, false>>());
+  m.def(
+      "forward_with_gates(Tensor input, Tensor weights, Tensor bias, "
+      "Tensor old_h, Tensor old_cell) -> (Tensor, Tensor, Tensor)",
+      lltm::as_kernel<lltm::forward_impl<HostDevice, true>>());
   m.def(
       "backward(Tensor grad_h, Tensor grad_cell, Tensor new_cell, "
-      "Tensor gates) -> (Tensor, Tensor)",
-      backward);
-  m.def("accept_launches(int count) -> int", accept_launches);
+      "Tensor gates, Tensor input, Tensor weights, Tensor old_h, "
+      "bool[5] output_mask=[True, True, True, True, True]) -> "
+      "(Tensor, Tensor, Tensor, Tensor, Tensor)",
+      lltm::as_kernel<lltm::backward_impl<HostDevice>>());
   m.def(
       "sequence_forward(Tensor input, Tensor weights, Tensor bias, Tensor h0, "
       "Tensor c0, Tensor? batch_sizes=None, bool reverse=False, "

@@ -58,50 +58,111 @@ def test_the_grid_comes_by_each_element_once(on_host, rows, columns):
 def test_forward(on_host, dtype, shape):
     inputs = sample_inputs(dtype=dtype, shape=shape)
     expected = torch.ops.lltm._forward_with_gates(*double(inputs))
-    input, weights, bias, old_h, _ = double(inputs)
-    gates = (torch.cat([old_h, input], 1) @ weights.T + bias).to(dtype)
-    products = gates.clone()
-    for ours, exact in zip(on_host.forward(gates, inputs[4]), expected[:2], strict=True):
+    for ours, exact in zip(on_host.forward(*inputs)[:2], expected[:2], strict=True):
         assert_matches_float64(ours, exact)
-    assert torch.equal(gates, products)
-    outputs = on_host.forward_with_gates(gates, inputs[4])
-    for ours, exact in zip((*outputs, gates), expected, strict=True):
+    for ours, exact in zip(on_host.forward_with_gates(*inputs), expected, strict=True):
         assert_matches_float64(ours, exact)
 
 
 @each_dtype
 @each_shape
 def test_backward(on_host, dtype, shape):
-    grad_h, grad_cell, new_cell, gates, *_ = backward_inputs(dtype=dtype, shape=shape)
-    total_h, total_cell, cell, activated = double([grad_h, grad_cell, new_cell, gates])
-    i, o, g = activated.chunk(3, 1)
-    t = cell.tanh()
-    d_new_cell = total_cell + total_h * o * (1 - t**2)
-    expected = [d_new_cell * g * i * (1 - i), total_h * t * o * (1 - o)]
-    expected.append(d_new_cell * i * torch.where(g > 0, 1, g + 1))
-    d_gates, d_cell = on_host.backward(grad_h, grad_cell, new_cell, gates)
-    assert_matches_float64(d_gates, torch.cat(expected, 1))
-    assert_matches_float64(d_cell, d_new_cell)
+    inputs = backward_inputs(dtype=dtype, shape=shape)
+    expected = torch.ops.lltm.backward(*double(inputs))
+    every = on_host.backward(*inputs)
+    for ours, exact in zip(every, expected, strict=True):
+        assert_matches_float64(ours, exact)
+    for mask in itertools.product([False, True], repeat=5):
+        for ours, one, wanted in zip(on_host.backward(*inputs, mask), every, mask, strict=True):
+            assert torch.equal(ours, one) if wanted else ours is None
 
 
+def recurrence_is_off(on_host):
+    on_host.pretend(0, 0, 0, 1)
+
+
+def recurrence_is_on(on_host, *, processors=10_000, kilobytes=227, accepted=1000, least_tiles=1):
+    """From now on the host is such a GPU, and has counted nothing yet."""
+    on_host.pretend(processors, kilobytes * 1024, accepted, least_tiles)
+
+
+each_switch = pytest.mark.parametrize(
+    "switch", [recurrence_is_off, recurrence_is_on], ids=lambda switch: switch.__name__
+)
 SHORT_CASES = [case for case in SEQUENCE_CASES if case[1][0] < 1000]
 
 
 @pytest.mark.parametrize(("dtype", "shape", "kind"), SHORT_CASES, ids=str)
 def test_sequences_step_by_step(on_host, dtype, shape, kind):
-    on_host.accept_launches(0)
+    recurrence_is_off(on_host)
     check_sequence(on_host, dtype, shape, kind)
+    assert on_host.outcomes() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("shape", [(3, 1, 3, 32), (6, 3, 5, 64), (4, 11, 0, 96)], ids=str)
 @each_sequence_kind
-@pytest.mark.parametrize("accepted", [1, 1000])
-def test_sequences_by_the_recurrence(on_host, dtype, shape, kind, accepted):
-    """Also where a launch is refused after another was not: steps go on one by one."""
-    before = on_host.accept_launches(accepted)
+@pytest.mark.parametrize("tiles", [1, 2, 4])
+def test_sequences_by_the_recurrence(on_host, dtype, shape, kind, tiles):
+    recurrence_is_on(on_host, least_tiles=tiles)
     check_sequence(on_host, dtype, shape, kind)
-    assert on_host.accept_launches(0) - before >= min(accepted, 3)
+    ran, *others = on_host.outcomes()
+    assert ran >= 3 and others == [0, 0]
+
+
+@each_sequence_kind
+@pytest.mark.parametrize("accepted", [0, 1])
+def test_sequences_of_which_launches_are_refused(on_host, kind, accepted):
+    """Steps go on one by one, also after launches that were not refused."""
+    recurrence_is_on(on_host, accepted=accepted)
+    check_sequence(on_host, torch.bfloat16, (6, 3, 5, 64), kind)
+    ran, does_not_fit, refused = on_host.outcomes()
+    assert (ran, does_not_fit) == (accepted, 0) and refused > 0
+
+
+@pytest.mark.parametrize(
+    ("processors", "kilobytes", "tiles"),
+    [(132, 227, 1), (12, 227, 1), (11, 227, 2), (7, 227, 4), (132, 99, 1), (8, 99, 2)],
+)
+def test_the_grid_of_the_recurrence(on_host, processors, kilobytes, tiles):
+    """The fewest tiles with which all blocks run at once: more blocks then share the work."""
+    recurrence_is_on(on_host, processors=processors, kilobytes=kilobytes)
+    batch, units = 20, 64
+    inputs = sequence_backward_inputs(dtype=torch.bfloat16, shape=(3, batch, 5, units))
+    on_host.sequence_backward(*inputs, [False] * 5)
+    (backward,) = on_host.launches()
+    forward_inputs = sequence_inputs(dtype=torch.bfloat16, shape=(3, batch, 5, units))
+    on_host.sequence_forward_with_gates(*forward_inputs)
+    forward = on_host.launches()[-1]
+    blocks = -(-batch // (8 * tiles)) * units // 16
+    # Of two steps: for 8 warps and each tile, 16 units by 8 rows, each row in 10 numbers.
+    sums = 2 * tiles * 8 * 16 * 10 * 4
+    assert backward[:2] == [blocks, sums]
+    assert forward[:2] == [blocks, 3 * sums]
+
+
+# Four tiles need more than 99 KB. An older GPU, and one that others use, are as small as that.
+@pytest.mark.parametrize(("processors", "kilobytes"), [(7, 99), (3, 227)])
+def test_a_gpu_that_is_too_small_for_the_recurrence(on_host, processors, kilobytes):
+    recurrence_is_on(on_host, processors=processors, kilobytes=kilobytes)
+    inputs = sequence_inputs(dtype=torch.bfloat16, shape=(3, 20, 5, 64))
+    expected = torch.ops.lltm._sequence_forward_with_gates(*double(inputs))
+    outputs = on_host.sequence_forward_with_gates(*inputs)
+    assert_sequences_match(outputs, expected, torch.bfloat16)
+    assert on_host.outcomes() == [0, 1, 0]
+
+
+@each_switch
+def test_everything_runs_on_the_current_stream(on_host, switch):
+    switch(on_host)
+    on_host.forward(*sample_inputs())
+    on_host.backward(*backward_inputs())
+    shape = (6, 3, 5, 64)
+    on_host.sequence_forward(*sequence_inputs(dtype=torch.bfloat16, shape=shape))
+    on_host.sequence_backward(*sequence_backward_inputs(dtype=torch.bfloat16, shape=shape))
+    launches = on_host.launches()
+    assert len(launches) > 4
+    assert {stream for *_, stream in launches} == {7}
 
 
 # Too few steps, another dtype, too many units, units that do not fill a block of columns, and too
@@ -118,18 +179,18 @@ def test_sequences_by_the_recurrence(on_host, dtype, shape, kind, accepted):
     ids=str,
 )
 def test_sequences_that_the_recurrence_does_not_take(on_host, dtype, shape, form):
-    before = on_host.accept_launches(1000)
+    recurrence_is_on(on_host)
     check_sequence(on_host, dtype, shape, (form, False, False))
-    assert on_host.accept_launches(0) == before
+    assert on_host.outcomes() == [0, 0, 0]
 
 
 @pytest.mark.parametrize(
     ("shape", "form"), [((3, 896, 2, 32), "packed"), ((3, 897, 2, 32), "padded")], ids=str
 )
 def test_batches_that_the_recurrence_takes(on_host, shape, form):
-    before = on_host.accept_launches(1000)
+    recurrence_is_on(on_host)
     check_sequence(on_host, torch.bfloat16, shape, (form, False, False))
-    assert on_host.accept_launches(0) > before
+    assert on_host.outcomes()[0] > 0
 
 
 def laid_out(inputs, layout):
@@ -154,17 +215,17 @@ def check_sequence(on_host, dtype, shape, kind, layout="contiguous"):
 
 
 @pytest.mark.parametrize("layout", ["offset", "transposed", "strided"])
-@pytest.mark.parametrize("accepted", [0, 1000])
+@each_switch
 @each_sequence_kind
-def test_sequences_take_any_strides(on_host, layout, accepted, kind):
-    on_host.accept_launches(accepted)
+def test_sequences_take_any_strides(on_host, layout, switch, kind):
+    switch(on_host)
     check_sequence(on_host, torch.bfloat16, (4, 3, 5, 32), kind, layout)
 
 
-@pytest.mark.parametrize("accepted", [0, 1000])
-def test_gradients_of_a_sequence_that_are_wanted(on_host, accepted):
+@each_switch
+def test_gradients_of_a_sequence_that_are_wanted(on_host, switch):
     inputs = sequence_backward_inputs(dtype=torch.bfloat16, shape=(3, 3, 5, 32))
-    on_host.accept_launches(accepted)
+    switch(on_host)
     every = on_host.sequence_backward(*inputs)
     for mask in itertools.product([False, True], repeat=5):
         for ours, one, wanted in zip(
@@ -180,8 +241,8 @@ def test_the_cell_state_of_a_sequence_is_not_rounded(on_host):
     bias = torch.tensor([100.0, 0.0, 2.0**-9]).repeat_interleave(size).bfloat16()
     input = torch.zeros(steps, 1, size, dtype=torch.bfloat16)
     h0, c0 = torch.zeros(1, size).bfloat16(), torch.ones(1, size).bfloat16()
-    for accepted in (0, 1000):
-        on_host.accept_launches(accepted)
+    for switch in (recurrence_is_off, recurrence_is_on):
+        switch(on_host)
         _, cells, _ = on_host.sequence_forward(input, weights, bias, h0, c0)
         assert cells[-1].unique().item() == 1 + steps * 2.0**-9
 

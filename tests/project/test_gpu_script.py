@@ -182,12 +182,12 @@ def test_the_recurrence_is_timed_beside_its_contenders(monkeypatch):
         return {name: float(call() is not None) for name, call in calls.items()}
 
     monkeypatch.setattr(recurrence, "DEVICE", "cpu")
-    monkeypatch.setattr(recurrence, "takes_recurrence", lambda call: True)
+    monkeypatch.setattr(recurrence, "launches_of", lambda call: {"ran": 1})
     monkeypatch.setattr(recurrence.contest, "captured", lambda call: call)
     monkeypatch.setattr(recurrence.timing, "medians", medians)
     args = argparse.Namespace(dtype="float32", time=4, rounds=1)
     for what in ("inference", "training"):
-        times = recurrence.measure(8, 2, what, args)
+        times = recurrence.measure(8, 2, what, args)["microseconds_per_step"]
         assert set(times) == {"a kernel a step", "recurrence", "nn.LSTM", "nn.LSTM with TF32"}
         assert set(times.values()) == {1e6 / 4}
 
@@ -201,7 +201,7 @@ def test_figures_stay_when_a_later_row_fails(tmp_path, monkeypatch):
             raise RuntimeError("out of memory")
         if size == 3:
             raise KeyboardInterrupt
-        return {"recurrence": 1.0}
+        return {"microseconds_per_step": {"recurrence": 1.0}}
 
     monkeypatch.setattr(recurrence, "measure", measure)
     monkeypatch.setattr(recurrence.timing, "describe", lambda device, dtype: {})

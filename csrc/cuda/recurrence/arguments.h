@@ -2,6 +2,7 @@
 
 #include "ops/gate_math.h"
 
+#include <cstddef>
 #include <cstdint>
 
 // The recurrence of a whole sequence in one kernel, for half types.
@@ -19,7 +20,7 @@
 // units, and the 8 columns are rows of the batch. Eight warps divide the
 // columns of the weights among them and add up in shared memory.
 //
-// To read: this file, then forward.h with block.h, then launch.h and its .cu.
+// To read: this file, then forward.h with block.h, then launch.h and the .cu.
 //
 // The kernels know the GPU only through a Machine
 // (gpu_machine.cuh), so tests run the same source on the host, in
@@ -48,6 +49,14 @@ grid_blocks(int64_t batch, int64_t state_size, int64_t tiles) {
   const int64_t rows = tiles * kTileRows;
   return (batch + rows - 1) / rows * (state_size / kUnits);
 }
+
+// What became of a launch. If it did not run, nothing was done.
+enum class Outcome : uint8_t {
+  kRan,
+  kDoesNotFit, // the GPU does not run all blocks at once, or is too old
+  kRefused     // others hold a part of the GPU
+};
+constexpr size_t kOutcomes = 3;
 
 struct alignas(16) Words {
   uint32_t word[4];

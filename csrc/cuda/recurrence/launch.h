@@ -1,16 +1,58 @@
 #pragma once
 
-#include "cuda/recurrence/arguments.h"
+#include "cuda/recurrence/backward.h"
+#include "cuda/recurrence/forward.h"
 
-#include <cuda_runtime_api.h>
+#include <optional>
 
+// Chooses the grid of the recurrence. Compiles for the host too, where tests
+// run it.
 namespace lltm::recurrence {
 
-// Runs Forward or Backward of a half type on the current device. Returns false,
-// and has done nothing, where the GPU does not run all blocks at once: because
-// it is too small or too old, or because others hold a part of it. Tests
-// ask for more tiles in a block than the batch needs.
-template <typename Args>
-bool launch(const Args& args, cudaStream_t stream, int least_tiles = 1);
+// What a block takes. A step may begin while the last is summed: so twice.
+template <int tiles, typename scalar_t>
+constexpr int shared_floats(const Forward<scalar_t>&) {
+  return 2 * kForwardSums<tiles>;
+}
+
+template <int tiles, typename scalar_t>
+constexpr int shared_floats(const Backward<scalar_t>&) {
+  return 2 * kBackwardSums<tiles>;
+}
+
+// Nothing if it does not fit with so many tiles in a block.
+template <int tiles, typename Gpu, typename Args>
+std::optional<Outcome>
+launch_with_tiles(const Gpu& gpu, const Args& args, int least_tiles) {
+  const auto blocks = grid_blocks(args.sequence.batch, args.state_size, tiles);
+  const auto shared_bytes =
+      shared_floats<tiles>(args) * static_cast<int>(sizeof(float));
+  if (tiles < least_tiles ||
+      blocks > gpu.template resident_blocks<tiles>(args, shared_bytes)) {
+    return std::nullopt;
+  }
+  const bool launched = gpu.template launch<tiles>(
+      args, static_cast<unsigned>(blocks), shared_bytes);
+  return launched ? Outcome::kRan : Outcome::kRefused;
+}
+
+// Runs Forward or Backward of a half type. The Gpu has
+//
+//   resident_blocks<tiles>(args, shared_bytes)  how many it runs at once;
+//   launch<tiles>(args, blocks, shared_bytes)   whether it took them all.
+//
+// Tests ask for more tiles in a block than the batch needs.
+template <typename Gpu, typename Args>
+Outcome launch(const Gpu& gpu, const Args& args, int least_tiles = 1) {
+  // The fewer tiles a block takes, the more blocks work.
+  auto outcome = launch_with_tiles<1>(gpu, args, least_tiles);
+  if (!outcome) {
+    outcome = launch_with_tiles<2>(gpu, args, least_tiles);
+  }
+  if (!outcome) {
+    outcome = launch_with_tiles<4>(gpu, args, least_tiles);
+  }
+  return outcome.value_or(Outcome::kDoesNotFit);
+}
 
 } // namespace lltm::recurrence

@@ -1,5 +1,4 @@
-#include "cuda/recurrence/backward.h"
-#include "cuda/recurrence/forward.h"
+#include "cuda/recurrence/cuda_launch.h"
 #include "cuda/recurrence/gpu_machine.cuh"
 #include "cuda/recurrence/launch.h"
 
@@ -25,87 +24,75 @@ __global__ void __launch_bounds__(kThreads, 1)
   run_backward<tiles>(GpuMachine(), args, shared);
 }
 
-struct Kernel {
-  const void* function;
-  int tiles;
-  int shared_bytes;
-};
-
 template <int tiles, typename scalar_t>
-Kernel kernel_of(const Forward<scalar_t>&) {
-  return {
-      reinterpret_cast<const void*>(&forward_kernel_device<tiles, scalar_t>),
-      tiles,
-      2 * kForwardSums<tiles> * static_cast<int>(sizeof(float))};
+const void* kernel_of(const Forward<scalar_t>&) {
+  return reinterpret_cast<const void*>(&forward_kernel_device<tiles, scalar_t>);
 }
 
 template <int tiles, typename scalar_t>
-Kernel kernel_of(const Backward<scalar_t>&) {
-  return {
-      reinterpret_cast<const void*>(&backward_kernel_device<tiles, scalar_t>),
-      tiles,
-      2 * kBackwardSums<tiles> * static_cast<int>(sizeof(float))};
+const void* kernel_of(const Backward<scalar_t>&) {
+  return reinterpret_cast<const void*>(
+      &backward_kernel_device<tiles, scalar_t>);
 }
 
-// How many blocks the current device runs at once; 0 if it cannot run any.
-int64_t resident_blocks(const Kernel& kernel) {
-  int device = 0, cooperative = 0, processors = 0, blocks = 0;
-  cudaFuncAttributes compiled{};
-  const auto ask = [&](int& value, cudaDeviceAttr attribute) {
-    return cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess;
-  };
-  const bool answered = cudaGetDevice(&device) == cudaSuccess &&
-      cudaFuncGetAttributes(&compiled, kernel.function) == cudaSuccess &&
-      ask(cooperative, cudaDevAttrCooperativeLaunch) &&
-      ask(processors, cudaDevAttrMultiProcessorCount) &&
-      cudaFuncSetAttribute(
-          kernel.function,
-          cudaFuncAttributeMaxDynamicSharedMemorySize,
-          kernel.shared_bytes) == cudaSuccess &&
-      cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-          &blocks, kernel.function, kThreads, kernel.shared_bytes) ==
-          cudaSuccess;
-  if (!answered) {
-    cudaGetLastError(); // or the next launch check would find it
-  }
-  // mma.m16n8k16 is there from 8.0 on. A newer GPU may run what was compiled
-  // for an older one, and has none of it then.
-  const bool can = answered && cooperative != 0 && compiled.ptxVersion >= 80;
-  return can ? int64_t(blocks) * processors : 0;
-}
+struct CurrentGpu {
+  cudaStream_t stream;
 
-} // namespace
-
-template <typename Args>
-bool launch(const Args& args, cudaStream_t stream, int least_tiles) {
-  // The fewer tiles a block takes, the more blocks work.
-  const Kernel kernels[] = {
-      kernel_of<1>(args), kernel_of<2>(args), kernel_of<4>(args)};
-  for (const auto& kernel : kernels) {
-    const auto blocks =
-        grid_blocks(args.sequence.batch, args.state_size, kernel.tiles);
-    if (kernel.tiles < least_tiles || blocks > resident_blocks(kernel)) {
-      continue;
+  // 0 if it cannot run any.
+  template <int tiles, typename Args>
+  int64_t resident_blocks(const Args& args, int shared_bytes) const {
+    const auto* const kernel = kernel_of<tiles>(args);
+    int device = 0, cooperative = 0, processors = 0, blocks = 0;
+    cudaFuncAttributes compiled{};
+    const auto ask = [&](int& value, cudaDeviceAttr attribute) {
+      return cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess;
+    };
+    const bool answered = cudaGetDevice(&device) == cudaSuccess &&
+        cudaFuncGetAttributes(&compiled, kernel) == cudaSuccess &&
+        ask(cooperative, cudaDevAttrCooperativeLaunch) &&
+        ask(processors, cudaDevAttrMultiProcessorCount) &&
+        cudaFuncSetAttribute(
+            kernel,
+            cudaFuncAttributeMaxDynamicSharedMemorySize,
+            shared_bytes) == cudaSuccess &&
+        cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+            &blocks, kernel, kThreads, shared_bytes) == cudaSuccess;
+    if (!answered) {
+      cudaGetLastError(); // or the next launch check would find it
     }
+    // mma.m16n8k16 is there from 8.0 on. A newer GPU may run what was compiled
+    // for an older one, and has none of it then.
+    const bool can = answered && cooperative != 0 && compiled.ptxVersion >= 80;
+    return can ? int64_t(blocks) * processors : 0;
+  }
+
+  template <int tiles, typename Args>
+  bool launch(const Args& args, unsigned blocks, int shared_bytes) const {
     void* arguments[] = {const_cast<Args*>(&args)};
     const bool launched = cudaLaunchCooperativeKernel(
-                              kernel.function,
-                              dim3(static_cast<unsigned>(blocks)),
+                              kernel_of<tiles>(args),
+                              dim3(blocks),
                               dim3(kThreads),
                               arguments,
-                              kernel.shared_bytes,
+                              shared_bytes,
                               stream) == cudaSuccess;
     if (!launched) {
       cudaGetLastError();
     }
     return launched;
   }
-  return false;
+};
+
+} // namespace
+
+template <typename Args>
+Outcome cuda_launch(const Args& args, cudaStream_t stream, int least_tiles) {
+  return launch(CurrentGpu{stream}, args, least_tiles);
 }
 
-template bool launch(const Forward<c10::Half>&, cudaStream_t, int);
-template bool launch(const Forward<c10::BFloat16>&, cudaStream_t, int);
-template bool launch(const Backward<c10::Half>&, cudaStream_t, int);
-template bool launch(const Backward<c10::BFloat16>&, cudaStream_t, int);
+template Outcome cuda_launch(const Forward<c10::Half>&, cudaStream_t, int);
+template Outcome cuda_launch(const Forward<c10::BFloat16>&, cudaStream_t, int);
+template Outcome cuda_launch(const Backward<c10::Half>&, cudaStream_t, int);
+template Outcome cuda_launch(const Backward<c10::BFloat16>&, cudaStream_t, int);
 
 } // namespace lltm::recurrence

@@ -1,11 +1,11 @@
 #pragma once
 
-#include "cuda/recurrence/backward.h"
-#include "cuda/recurrence/forward.h"
+#include "cuda/recurrence/launch.h"
 #include "emulator.h"
 
+#include <climits>
+#include <cstdint>
 #include <string>
-#include <type_traits>
 
 // How check.cpp runs kernels on the host.
 namespace backend {
@@ -46,71 +46,58 @@ inline void release(void* data) {
   operator delete(data, std::align_val_t(16));
 }
 
-template <int tiles, typename Args, typename Kernel>
-void run(
-    const Args& args,
-    int shared_floats,
-    uint32_t seed,
-    const Plants& plants,
-    const Kernel& kernel) {
-  const auto blocks = static_cast<int>(lltm::recurrence::grid_blocks(
-      args.sequence.batch, args.state_size, tiles));
-  emulator::run(
-      {blocks,
-       lltm::recurrence::kThreads,
-       shared_floats - (plants.short_shared ? 4 : 0),
-       blocks - (plants.too_few_resident ? 1 : 0),
-       seed,
-       plants},
-      kernel);
-}
-
-// body(std::integral_constant<int, tiles>()), for 1, 2 or 4.
-template <typename Body>
-void with_tiles(int tiles, const Body& body) {
-  if (tiles == 1) {
-    body(std::integral_constant<int, 1>());
-  } else if (tiles == 2) {
-    body(std::integral_constant<int, 2>());
-  } else {
-    body(std::integral_constant<int, 4>());
-  }
-}
-
-template <typename scalar_t>
-void run_recurrence(
+template <int tiles, typename scalar_t>
+void run_block(
+    const emulator::Machine& machine,
     const lltm::recurrence::Forward<scalar_t>& args,
-    int tiles,
-    uint32_t seed,
-    const Plants& plants) {
-  with_tiles(tiles, [&](auto count) {
-    run<count>(
-        args,
-        2 * lltm::recurrence::kForwardSums<count>,
-        seed,
-        plants,
-        [&](const emulator::Machine& machine, float* shared) {
-          lltm::recurrence::run_forward<count>(machine, args, shared);
-        });
-  });
+    float* shared) {
+  lltm::recurrence::run_forward<tiles>(machine, args, shared);
 }
 
-template <typename scalar_t>
-void run_recurrence(
+template <int tiles, typename scalar_t>
+void run_block(
+    const emulator::Machine& machine,
     const lltm::recurrence::Backward<scalar_t>& args,
+    float* shared) {
+  lltm::recurrence::run_backward<tiles>(machine, args, shared);
+}
+
+struct EmulatedGpu {
+  uint32_t seed;
+  Plants plants = {};
+  int64_t processors = INT64_MAX;
+  int most_shared_bytes = INT_MAX;
+
+  template <int tiles, typename Args>
+  int64_t resident_blocks(const Args&, int shared_bytes) const {
+    return shared_bytes <= most_shared_bytes ? processors : 0;
+  }
+
+  template <int tiles, typename Args>
+  bool launch(const Args& args, unsigned blocks, int shared_bytes) const {
+    const auto count = static_cast<int>(blocks);
+    emulator::run(
+        {.blocks = count,
+         .threads = lltm::recurrence::kThreads,
+         .shared_floats = shared_bytes / static_cast<int>(sizeof(float)) -
+             (plants.short_shared ? 4 : 0),
+         .resident = count - (plants.too_few_resident ? 1 : 0),
+         .seed = seed,
+         .plants = plants},
+        [&](const emulator::Machine& machine, float* shared) {
+          run_block<tiles>(machine, args, shared);
+        });
+    return true;
+  }
+};
+
+template <typename Args>
+void run_recurrence(
+    const Args& args,
     int tiles,
     uint32_t seed,
     const Plants& plants) {
-  with_tiles(tiles, [&](auto count) {
-    run<count>(
-        args,
-        2 * lltm::recurrence::kBackwardSums<count>,
-        seed,
-        plants,
-        [&](const emulator::Machine& machine, float* shared) {
-          lltm::recurrence::run_backward<count>(machine, args, shared);
-        });
-  });
+  lltm::recurrence::launch(EmulatedGpu{seed, plants}, args, tiles);
 }
 
 } // namespace backend

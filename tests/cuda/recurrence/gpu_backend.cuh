@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cuda/recurrence/launch.h"
+#include "cuda/recurrence/cuda_launch.h"
 
 #include <cuda_runtime.h>
 
@@ -80,7 +80,8 @@ inline void copy_all(cudaMemcpyKind kind) {
 template <typename Args>
 void run(const Args& args, int tiles) {
   copy_all(cudaMemcpyHostToDevice);
-  if (!lltm::recurrence::launch(args, nullptr, tiles)) {
+  if (lltm::recurrence::cuda_launch(args, nullptr, tiles) !=
+      lltm::recurrence::Outcome::kRan) {
     throw std::runtime_error("the launch was refused");
   }
   require_success(cudaDeviceSynchronize());

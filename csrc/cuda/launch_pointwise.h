@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cstdint>
 
-// How the threads of a grid divide rows by columns. Compiles for the host too,
-// where tests run it.
+// How the threads of a grid divide rows by columns, and the launch of such a
+// grid. Compiles for the host too, where tests run it.
 namespace lltm {
 
 constexpr int kThreads = 256;
@@ -41,6 +41,15 @@ LLTM_INLINE void for_each_of_thread(
     for (int64_t column = first; column < columns; column += stride) {
       body(row, column);
     }
+  }
+}
+
+// Runs body(row, column) for all, on the current stream.
+template <typename Device, typename Body>
+void launch_pointwise(int64_t rows, int64_t columns, const Body& body) {
+  if (rows > 0 && columns > 0) {
+    Device::launch(
+        grid_for(rows, columns), Device::stream(), rows, columns, body);
   }
 }
 

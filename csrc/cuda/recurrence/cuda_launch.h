@@ -1,0 +1,13 @@
+#pragma once
+
+#include "cuda/recurrence/arguments.h"
+
+#include <cuda_runtime_api.h>
+
+namespace lltm::recurrence {
+
+// launch() of launch.h, on the current device.
+template <typename Args>
+Outcome cuda_launch(const Args& args, cudaStream_t stream, int least_tiles = 1);
+
+} // namespace lltm::recurrence
