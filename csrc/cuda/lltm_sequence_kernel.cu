@@ -42,7 +42,7 @@ struct CudaDevice {
   }
 
   // The environment decides, or else it is on where it has been measured
-  // (docs/performance.md).
+  // (docs/cuda.md).
   static bool recurrence_is_on() {
     const auto asked = c10::utils::check_env("LLTM_CUDA_RECURRENCE");
     int device = 0, major = 0;
