@@ -186,8 +186,8 @@ def build_and_load(
     _find_ninja()
     directory.mkdir(parents=True, exist_ok=True)
     with open(directory / "building", "w") as building:
-        # The system drops this lock when a process dies. torch's own lock is a file. A build that is
-        # killed leaves it behind, and every later build would wait for it without end.
+        # The system drops this lock when a process dies. torch's own lock is a file: a build that
+        # is killed leaves it behind, and every later build would wait for it without end.
         fcntl.flock(building, fcntl.LOCK_EX)
         (directory / "lock").unlink(missing_ok=True)
         cpp_extension.load(

@@ -8,7 +8,7 @@
 
 namespace lltm {
 
-// Four blocks to an SM leave each thread 64 registers. Without a number ptxas
+// Four blocks to an SM leave each thread 64 registers. Without this bound ptxas
 // takes fewer, and spills.
 template <typename Body>
 C10_LAUNCH_BOUNDS_2(kThreads, 4)

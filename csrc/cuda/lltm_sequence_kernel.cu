@@ -16,7 +16,7 @@ namespace {
 struct CudaDevice {
   using Guard = c10::cuda::CUDAGuard;
 
-  // What a chunk's gates may take, where nobody wants them.
+  // The memory of a chunk's gates if they are not wanted.
   static constexpr int64_t kBytesOfGates = 64 << 20;
 
   template <typename Body>
@@ -41,8 +41,8 @@ struct CudaDevice {
         c10::cuda::getCurrentCUDAStream()));
   }
 
-  // The environment decides, or else it is on where it has been measured
-  // (docs/cuda.md).
+  // The environment decides. By default it is on for GPUs on which it has been
+  // measured (docs/cuda.md).
   static bool recurrence_is_on() {
     const auto asked = c10::utils::check_env("LLTM_CUDA_RECURRENCE");
     int device = 0, major = 0;

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-// Plain CUDA: tests compile it without PyTorch's libraries.
+// This file is plain CUDA, so tests compile it without PyTorch's libraries.
 namespace lltm::recurrence {
 
 namespace {
@@ -68,8 +68,8 @@ int64_t resident_blocks(const Kernel& kernel) {
   if (!answered) {
     cudaGetLastError(); // or the next launch check would find it
   }
-  // mma.m16n8k16 is there from 8.0 on. A newer GPU may run what was compiled
-  // for an older one, and has none of it then.
+  // mma.m16n8k16 exists from 8.0 on. A newer GPU may run code that was compiled
+  // for an older one, which does not use it.
   const bool can = answered && cooperative != 0 && compiled.ptxVersion >= 80;
   return can ? int64_t(blocks) * processors : 0;
 }
@@ -78,7 +78,7 @@ int64_t resident_blocks(const Kernel& kernel) {
 
 template <typename Args>
 bool launch(const Args& args, cudaStream_t stream, int least_tiles) {
-  // The fewer tiles a block takes, the more blocks work.
+  // With fewer tiles in a block, more blocks work.
   const Kernel kernels[] = {
       kernel_of<1>(args), kernel_of<2>(args), kernel_of<4>(args)};
   for (const auto& kernel : kernels) {
