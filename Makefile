@@ -1,44 +1,43 @@
-# make demo and make test are all a user needs. They make .venv and install into it; with
-# PYTHON=/path/to/python, what runs or times the package uses that environment, which has torch already,
-# and installs nothing.
+# make demo and make test are all a user needs. They make .venv and install into it. With PYTHON=/path/to/python,
+# targets that run or time the package use that environment, which has torch already, and install nothing.
 
-# Only from the command line: a VENV, PYTHON or NAME that happens to be in the environment means something else.
+# VENV, PYTHON and NAME count only on the command line: in the environment they mean something else.
 ifneq ($(origin VENV),command line)
 VENV := .venv
 endif
-# Words for pip, so an index may stand there, too. An environment keeps the torch that it has been made with.
+# TORCH goes to pip as it is, so it may name an index, too. An environment keeps the torch that it was made with.
 ifeq ($(strip $(TORCH)),)
 override TORCH := $(or $(shell cat $(VENV)/.torch 2> /dev/null),torch==2.13.0)
 endif
 export TORCH
 BASE_PYTHON ?= python3
-# What is supported: the last of each minor version.
+# The last release of each minor version that is supported.
 TORCHES := 2.11.0 2.12.0 2.13.0 2.14.0 2.15.0
-# They need no checkout around the package, nor a compiler, and call each operator: a wheel's library
-# is compiled as the one that all tests run with.
+# These tests call each operator, and need neither a checkout around the package nor a compiler. The others run
+# with a library that is compiled with the same flags.
 WHEEL_TESTS ?= $(addsuffix .py,$(addprefix modules/test_,cell jit) $(addprefix ops/test_,func gradients registration values)) \
 	packaging/test_packaging.py::test_a_torch_without_a_library
 KINDS := CPU $(if $(CUDA_HOME),CUDA)
-# Stripped, and for systems older than the one that links.
+# The libraries are stripped, and load on systems older than the one that links them.
 WHEEL_LDFLAGS := -s -O2 -fPIC tools/glibc_2_28.cpp
-# Of the book.
+# A chapter of the book.
 CHAPTER ?= 1
 ONNX := onnx onnxscript onnxruntime
 SPHINX := sphinx myst-parser furo
-# Pinned: their verdict must not change with the day.
+# Pinned, because a new version must not make a build fail.
 LINTERS := ruff==0.17.5 mypy==2.4.1 clang-format==23.1.5
 
 SOURCES := $(shell find csrc -type f) setup.py pyproject.toml lltm_ops/_extension.py
 PIP_INSTALL := tools/pip_install $(VENV)/bin/python
-# Ninja prints each command of the compiler when it has ended: of these, the number and the file.
+# Ninja prints each command of the compiler when it has ended. This keeps its number and its file.
 COMPILED := sed -uE 's|^(\[[0-9]+/[0-9]+\]).* -c [^ ]*/(csrc/[^ ]+) .*|\1 \2|' | tools/when_silent compiling
 OPTIONS = $(FORCE_CPU) $(FORCE_CUDA) $(DEBUG) $(CUDA_HOME) $(TORCH_CUDA_ARCH_LIST)
-# A pipe fails with its first command, too.
+# With pipefail a pipe fails if any of its commands does.
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 HAS_TORCH := $(VENV)/bin/python -c 'from importlib.util import find_spec; exit(find_spec("torch") is None)'
-# Of two makes at once, one waits: both would write the same environment and the same build. A compiler may leave a
-# server behind, which must not hold the lock: what runs it closes 9.
+# Of two makes at once, one waits, because both would write the same environment and the same build. A compiler may
+# leave a server behind, which must not hold the lock, so commands that run a compiler close 9.
 LOCKED := { mkdir -p build && touch build/.lock; } 2> /dev/null || \
 	{ echo "$$(id -un) cannot write to build, which $$(stat -c %U build 2> /dev/null || stat -c %U .) owns: as that user, run make clean" && exit 1; } && \
 	exec 9> build/.lock && \
@@ -58,9 +57,9 @@ TIME_IMPORT := import time, torch; start = time.perf_counter(); import lltm_ops;
 WHEEL_TOOLS := build/wheels/tools/bin/
 
 PARALLEL := --numprocesses=auto --maxprocesses=8 --dist=loadgroup
-# A hang ends with the stacks of all threads. The longest test takes a sixth of it.
+# A test that hangs ends with the stacks of all threads. The longest test takes a sixth of this time.
 BOUNDED := --override-ini=faulthandler_timeout=1800 --override-ini=faulthandler_exit_on_timeout=true
-# Threads that wait sleep, or those of one process would spin on the processor that another needs.
+# Waiting threads sleep. Otherwise they would spin on a processor that another process needs.
 PYTEST = OMP_WAIT_POLICY=passive $(PYTHON) -m pytest $(BOUNDED) \
 	$(shell $(PYTHON) -c 'import xdist' 2> /dev/null && echo $(PARALLEL))
 
@@ -80,7 +79,7 @@ distributed: $(BUILT)  ## train it on two processes for a short time; DISTRIBUTE
 test: $(BUILT)  ## build, and run the tests of the operators; TEST_ARGS for pytest
 	$(PYTEST) -m 'not slow' $(TEST_ARGS)
 
-test-all: $(BUILT)  ## those of all else, too: the book, what make new writes, other builds, benchmarks
+test-all: $(BUILT)  ## all tests: also of the book, the package of make new, other builds, benchmarks
 	$(PYTEST) $(TEST_ARGS)
 
 book: $(BUILT)  ## a chapter of the book: its test fails, then passes; CHAPTER=1 to 10
@@ -103,7 +102,7 @@ fuzz: $(BUILT)  ## random calls on every path of the CPU against a float64 refer
 mutants: $(BUILT)  ## plant faults into a copy of the sources, and see that make fuzz finds each; MUTANTS_ARGS=--help
 	$(PYTHON) -m tests.tools.fuzz.mutants $(MUTANTS_ARGS)
 
-bench: $(BUILT)  ## time cell and layer beside what else PyTorch offers, under the machine's roofs; BENCH_ARGS=--help
+bench: $(BUILT)  ## time cell and layer beside PyTorch's own, and the machine's limits; BENCH_ARGS=--help
 	$(PYTHON) benchmarks/cell.py $(BENCH_ARGS)
 	$(PYTHON) benchmarks/sequence.py $(BENCH_ARGS)
 
@@ -145,7 +144,7 @@ onnx: extra-onnx  ## install the extra onnx, and run the tests that need it
 extra-onnx: $(BUILT)
 	$(PYTHON) -m pip install --quiet $(ONNX)
 
-# No GPU is needed. A CUDA_HOME guessed from an nvcc on PATH may be a wrapper's folder.
+# This needs no GPU. It sets CUDA_HOME, because a guess from an nvcc on PATH may be a wrapper's folder.
 cuda-check: export CUDA_HOME ?= /usr/local/cuda
 cuda-check:  ## build with CUDA against torch 2.11, check that the kernels are there, run the tests
 	FORCE_CUDA=1 $(MAKE) test VENV=.venv-cuda TORCH=torch==$(firstword $(TORCHES))
@@ -157,7 +156,7 @@ wheel: $(VENV)/.torch  ## build sdist and wheel for the torch at hand into dist/
 	$(VENV)/bin/abi3audit --strict dist/*.whl
 	$(MAKE) test-wheel VENV=.venv-wheel WHEEL="$$(echo dist/*.whl)"
 
-# The disk holds one torch at a time, and pip's cache none.
+# The disk has to hold only one torch at a time, and pip's cache none.
 wheels compat: export PIP_NO_CACHE_DIR := 1
 wheels: build/wheels/.tools  ## one wheel for all versions of torch that are supported; with CUDA kernels if CUDA_HOME is set
 	@for torch in $(TORCHES); do \
@@ -178,11 +177,11 @@ compat:  ## test the wheel of make wheels with each torch, in an environment of 
 			WHEEL="$$(echo dist/*-py3-none-*)" || exit; \
 	done
 
-# Not that of another torch: a run that was cut has left it for this one.
+# It keeps an environment of another torch, which an interrupted run has left for its next start.
 remove-torch:
 	@[ "$$(cat .venv-wheel/.torch 2> /dev/null)" != "$$TORCH" ] || rm -rf .venv-wheel
 
-# Without PYTHONPATH, by which the checkout would pass for the installed package.
+# INSTALLED runs without PYTHONPATH, which would put the checkout in place of the installed package.
 test-wheel: $(VENV)/.torch
 	$(INSTALLED) -m pip uninstall --quiet --yes lltm_ops
 	$(INSTALLED) -m pip list --format=freeze > $(VENV)/before
@@ -192,10 +191,10 @@ test-wheel: $(VENV)/.torch
 	$(INSTALLED) -m pip install --quiet "$(WHEEL)[test]"
 	cd tests && OMP_WAIT_POLICY=passive $(INSTALLED) -m pytest -c ../pyproject.toml $(PARALLEL) $(WHEEL_TESTS)
 
-fresh:  ## what a new user does, on new systems of Debian by debootstrap; as root; FRESH_ARGS=--help
+fresh:  ## act as a new user on new systems of Debian, by debootstrap, as root; FRESH_ARGS=--help
 	$(BASE_PYTHON) tests/tools/fresh.py $(FRESH_ARGS)
 
-# A wait without end is an error then, not a hang.
+# With this flag an endless wait of a kernel is an error, not a hang.
 gpu: export NVCC_APPEND_FLAGS ?= -DLLTM_BOUND_WAITS
 gpu: export CUDA_HOME ?= /usr/local/cuda
 gpu:  ## on a machine with a GPU: tests, compute-sanitizer, times, with the torch of python3; GPU_ARGS=--help
@@ -214,8 +213,8 @@ clean:  ## remove environments and everything that was built
 in-place:
 	@$(LOCKED) && $(PYTHON) setup.py --quiet build_ext --inplace 9>&- | $(COMPILED)
 
-# Rewritten only when TORCH changes, so that what depends on it is not made anew each time. pip would take another
-# build of the same version for the one that is wanted.
+# Rewritten only when TORCH changes, so that its dependents are not made anew each time. torch is uninstalled first,
+# because pip would keep another build of the same version.
 $(VENV)/.torch: FORCE
 	@$(LOCKED) && if [ -e $@ ] && ! $(HAS_TORCH) 2> /dev/null; then \
 		echo "The Python or the torch of $(VENV) is gone: it is made anew" && rm -rf $(VENV); \
@@ -233,7 +232,7 @@ $(VENV)/.torch: FORCE
 		echo "$$TORCH" > $@; \
 	fi
 
-# The environment of the torch that is at hand serves for its own library. Loading finds symbols that are missing.
+# The library for the torch of VENV is built there, any other in .venv-wheel. Loading it finds missing symbols.
 build/wheels/%: venv = $(if $(filter torch==$(*D),$(file < $(VENV)/.torch)),$(VENV),.venv-wheel)
 build/wheels/%: $(SOURCES) tools/glibc_2_28.cpp
 	@$(if $(filter .venv-wheel,$(venv)),$(MAKE) --no-print-directory $(venv)/.torch VENV=$(venv) TORCH=torch==$(*D))

@@ -119,7 +119,7 @@ def gpu_page(folder: Path) -> str:
         f"{first['machine']}; torch {first['torch']}. A call is a sequence of {first['time']}",
         "steps with as many features as units, and the replay of a CUDA graph. Times are in",
         "microseconds a step. The ratio is that of `nn.LSTM`, which has four gates to three, to",
-        "the recurrence. [performance.md](../../performance.md#cuda) says what was measured.",
+        "the recurrence. [cuda.md](../../cuda.md#figures) says what was measured.",
         "`benchmarks/report.py` wrote this page.",
     ]
     for name, run in runs.items():

@@ -1,4 +1,4 @@
-"""What the modules check before an operator is called, in the names that their users know."""
+"""Checks that the modules make before they call an operator, in the names of their arguments."""
 
 import numbers
 import operator
@@ -10,7 +10,7 @@ from torch.fx import Proxy
 
 
 def size_as_int(owner: str, name: str, size: Any, least: int = 0) -> int:
-    """The size, which may be of any type of integers, as those of NumPy."""
+    """Returns the size as an int. It may be an integer of any type, such as those of NumPy."""
     try:
         value = operator.index(size)
     except TypeError:
@@ -23,7 +23,7 @@ def size_as_int(owner: str, name: str, size: Any, least: int = 0) -> int:
 
 
 def flag_as_bool(owner: str, name: str, flag: Any) -> bool:
-    """The flag, which may be one of NumPy."""
+    """Returns the flag as a bool. It may be one of NumPy."""
     if not isinstance(flag, bool) and getattr(flag, "dtype", None) != "bool":
         raise TypeError(f"{owner}: expected {name} to be a bool, but got {_type_of(flag)}")
     return bool(flag)
@@ -41,8 +41,8 @@ def check_tensor(owner: str, name: str, value: Tensor, expected: str = "a tensor
     # TorchScript leaves this condition out, because there the value is always a tensor.
     if not isinstance(value, Tensor):
         raise TypeError(f"{owner}: expected {name} to be {expected}, but got {_type_of(value)}")
-    # The modules ask for sizes before they call an operator, and a nested tensor has none to
-    # give. So the operator's own check would not be reached.
+    # The modules read sizes before they call an operator, and a nested tensor has none, so the
+    # operator's own check would not be reached.
     if value.is_nested:
         raise RuntimeError(
             f"{owner}: expected {name} to be a dense tensor, but got a nested tensor"
@@ -50,19 +50,19 @@ def check_tensor(owner: str, name: str, value: Tensor, expected: str = "a tensor
 
 
 def is_tracing() -> bool:
-    """Whether torch.jit.trace runs: sizes are tensors then, and an int read of one is constant."""
+    """Whether torch.jit.trace runs. Sizes are tensors then, and become constants as ints."""
     return torch.jit.is_tracing()  # type: ignore
 
 
 def in_a_graph() -> bool:
-    """Whether a graph is made, which is to hold for other sizes, too."""
+    """Whether a graph is made that has to be right for other sizes, too."""
     return torch.compiler.is_compiling() or is_tracing()
 
 
 def node_of_fx(module: nn.Module, arguments: dict[str, Any]) -> Any:
-    """A node that calls the module, if torch.fx traces and an argument is a proxy; else None.
+    """Returns a node that calls the module, if torch.fx traces and an argument is a proxy.
 
-    Tracers take modules of torch.nn for leaves, and would go into others.
+    Tracers treat modules of torch.nn as leaves, and would trace the inside of others.
     """
     for value in arguments.values():
         for proxy in value if isinstance(value, (tuple, list)) else (value,):

@@ -1,8 +1,8 @@
 """Lets the operators take DTensors, by saying which of their dimensions is the batch.
 
-Rows of a batch do not see each other, so each process may compute its own: weights and bias are
-then replicated, and their gradients are sums of which each process holds a part. DTensor
-redistributes arguments that are sharded otherwise, in whichever of the known ways costs least.
+Rows of a batch are independent, so each process may compute its own. Weights and bias are then
+replicated, and each process holds a part of the sums that are their gradients. DTensor
+redistributes arguments that are sharded otherwise, and chooses the cheapest of the known ways.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CELL_OPERATORS = ("forward", "_forward_with_gates", "backward")
 _SEQUENCE_OPERATORS = ("sequence_forward", "_sequence_forward_with_gates", "sequence_backward")
 _PARAMETERS = ("weights", "bias")
 _FIRST_STATES = ("h0", "c0")
-# What has a row for each row of the batch, or of every step.
+# Tensors with a row for each row of the batch, or of every step.
 _ROWS = (
     "input", "resets", "gates",
     "old_h", "old_cell", "new_h", "new_cell", "grad_h", "grad_cell",
@@ -29,7 +29,7 @@ _ROWS = (
 
 
 def register_shardings() -> None:
-    """To be called when torch.distributed.tensor has been imported."""
+    """Needs torch.distributed.tensor, which has to be imported before."""
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
     from torch.distributed.tensor.experimental import register_sharding
@@ -39,8 +39,8 @@ def register_shardings() -> None:
         op = getattr(torch.ops.lltm, name).default
         batch_dim = 0 if name in _CELL_OPERATORS else 1
         register_sharding(op)(partial(_shardings, op, batch_dim))
-        # DTensor remembers its decision for a call by the tensors of the call. Among the other
-        # arguments register_sharding lets it compare integers only, but there is output_mask.
+        # DTensor remembers a decision by the tensors of the call. Of the other arguments it would
+        # compare integers only, and miss output_mask.
         tensors = [a for a in op._schema.arguments if isinstance(a.type, torch.TensorType)]
         known[op] = RuntimeSchemaInfo(static_argnum=len(tensors), needs_pytree=True)
 
@@ -48,7 +48,7 @@ def register_shardings() -> None:
 def _shardings(
     op: OpOverload, batch_dim: int, *arguments: Any
 ) -> list[tuple[list[Placement], list[Placement]]]:
-    """Placements of results, and of the tensors among the arguments, that go together."""
+    """Returns placements of the results with the placements of the tensors that give them."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     def sharded(name: str) -> Placement:

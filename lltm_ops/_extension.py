@@ -1,9 +1,8 @@
-"""What is compiled, and how. CMakeLists.txt takes the same folders and flags: a test compares.
+"""The list of sources and flags. CMakeLists.txt has the same folders and flags: a test compares.
 
 ``setup.py`` runs this file by its path, because importing the package would load the library that
-is being built; :func:`load_just_in_time` uses it from within. What only builds need is imported
-where it is used: at import of the package torch.utils.cpp_extension would cost time, and warn where
-there is no GPU.
+is being built. Modules that only builds need are imported by the functions that use them.
+torch.utils.cpp_extension takes long to import, and warns if there is no GPU.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ CSRC = ROOT / "csrc"
 
 
 def torch_minor() -> str:
-    """The version of the running torch up to its minor, as ``2.13``."""
+    """The version of the running torch up to its minor, such as ``2.13``."""
     return ".".join(torch.__version__.split(".")[:2])
 
 
 def library_name(cuda: bool) -> str:
-    """Name of a library for the running torch, as ``_C_torch2_13_cpu`` or ``_C_torch2_13_cu13``.
+    """The name of a library for this torch, ``_C_torch2_13_cpu`` or ``_C_torch2_13_cu13``.
 
     A library works only with the minor version of torch that it was built for, and its CUDA kernels
     only with the major version of CUDA. So the name says both, and several can lie side by side.
@@ -57,7 +56,7 @@ def builds_cuda() -> bool:
     needed. ``FORCE_CUDA=1`` and ``FORCE_CPU=1`` override.
 
     Raises:
-        RuntimeError: if ``FORCE_CUDA=1`` asks for what cannot be built.
+        RuntimeError: if ``FORCE_CUDA=1`` asks for CUDA kernels that cannot be built.
     """
     if flag("FORCE_CPU"):
         if flag("FORCE_CUDA"):
@@ -78,7 +77,7 @@ def builds_cuda() -> bool:
 def sources(cuda: bool) -> list[str]:
     """All source files, relative to the root.
 
-    No two may share a base name: just in time, objects are named after it alone.
+    No two may share a base name, because the build just in time names objects after it alone.
     """
     patterns = ["ops/*.cpp", "cpu/**/*.cpp"] + (["cuda/**/*.cu"] if cuda else [])
     found = [path for pattern in patterns for path in sorted(CSRC.glob(pattern))]
@@ -88,14 +87,14 @@ def sources(cuda: bool) -> list[str]:
 def compile_args(cuda: bool) -> dict[str, list[str]]:
     """Compiler flags for C++ (``cxx``) and CUDA (``nvcc``).
 
-    ``-fopenmp`` at compile time only: at::parallel_for is a header template and runs on
-    one thread without it, and the runtime has to be the one that libtorch carries.
+    Only the compiler gets ``-fopenmp``. Without it at::parallel_for, a header template, runs on one
+    thread. The linker does not get it, because the runtime has to be libtorch's.
     """
     debug = flag("DEBUG")
     cxx = [
         *(["-O0", "-g"] if debug else ["-O3", "-g0"]),
         "-Wall",
-        # gcc 14 warns of a std::vector<bool> in PyTorch's headers, in which nothing is wrong.
+        # gcc 14 warns of a correct std::vector<bool> in PyTorch's headers.
         "-Wno-array-bounds",
         "-Wno-stringop-overflow",
         "-fopenmp",
@@ -104,8 +103,8 @@ def compile_args(cuda: bool) -> dict[str, list[str]]:
         # gcc vectorises the gate mathematics only with these two.
         "-fno-math-errno",
         "-fno-trapping-math",
-        # gcc 14 would multiply and add some sums of products in two instructions, not a fused one.
-        # That is slower, and gives other bits than the same sums elsewhere.
+        # Without it, gcc 14 leaves some multiplications and additions unfused. That is slower, and
+        # gives other bits than the same sums elsewhere.
         "--param=avoid-fma-max-bits=0",
     ]
     if cuda:
@@ -117,12 +116,12 @@ def compile_args(cuda: bool) -> dict[str, list[str]]:
 
 
 def _find_ninja() -> None:
-    """pip puts ninja beside python, which need not be on PATH."""
+    """Puts the folder of python on PATH, because pip installs ninja there."""
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
 
 
 def extension() -> Any:
-    """The setuptools extension. Prints a line that says what it will be."""
+    """Returns the setuptools extension, and prints a line that describes it."""
     from torch.utils import cpp_extension
 
     _find_ninja()
@@ -179,7 +178,7 @@ def load_just_in_time(verbose: bool = False) -> None:
 def build_and_load(
     name: str, sources: list[str], directory: Path, extra_cflags: list[str], **options: Any
 ) -> None:
-    """torch.utils.cpp_extension.load with csrc to include from, by one process at a time."""
+    """Runs torch.utils.cpp_extension.load with the headers of csrc, in one process at a time."""
     import shlex
 
     from torch.utils import cpp_extension
@@ -187,8 +186,8 @@ def build_and_load(
     _find_ninja()
     directory.mkdir(parents=True, exist_ok=True)
     with open(directory / "building", "w") as building:
-        # The kernel drops this lock when a process dies. torch's own lock is a file, which a build
-        # that was killed leaves behind, and every later one would wait for it without end.
+        # The system drops this lock when a process dies. torch's own lock is a file: a build that
+        # is killed leaves it behind, and every later build would wait for it without end.
         fcntl.flock(building, fcntl.LOCK_EX)
         (directory / "lock").unlink(missing_ok=True)
         cpp_extension.load(
@@ -196,7 +195,7 @@ def build_and_load(
             sources,
             extra_include_paths=[str(CSRC)],
             build_directory=str(directory),
-            # Ninja gives them to a shell, and torch quotes them for a build ahead of time alone.
+            # Ninja gives the flags to a shell, and torch quotes them only ahead of time.
             extra_cflags=[shlex.quote(flag) for flag in extra_cflags],
             is_python_module=False,
             **options,

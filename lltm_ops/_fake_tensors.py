@@ -1,7 +1,7 @@
 """Lets the sequence operators take batch_sizes, which lie on the CPU, beside fake CUDA tensors.
 
-Fake tensors infer the device of the results from the arguments, and want them all on one. What
-PyTorch offers in public for that, ``register_fake``, excludes the Meta kernels of C++, which
+Fake tensors infer the device of the results from the arguments, and want them all on one.
+PyTorch's public function for that, ``register_fake``, excludes the Meta kernels of C++, which
 programs without Python need.
 """
 
@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 
 def register() -> None:
-    """To be called after the operators were loaded, and again if the package is imported again."""
+    """Needs the operators to be loaded. A second import of the package calls it again."""
     for name in ("sequence_forward", "_sequence_forward_with_gates", "sequence_backward"):
         op = getattr(torch.ops.lltm, name).default
         if op not in op_implementations_dict:

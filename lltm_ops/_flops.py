@@ -1,4 +1,4 @@
-"""Tells FlopCounterMode what the operators multiply: as of PyTorch's own, only that counts."""
+"""Formulas for FlopCounterMode, which count only products, like those of PyTorch's operators."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 def register_flop_formulas() -> None:
-    """To be called when torch.utils.flop_counter has been imported."""
+    """Needs torch.utils.flop_counter, which has to be imported before."""
     from torch.utils.flop_counter import flop_registry, register_flop_formula
 
     for kind in ("", "sequence_"):
@@ -22,7 +22,7 @@ def register_flop_formulas() -> None:
                 register_flop_formula(op)(partial(formula, names))
 
 
-# The arguments are shapes in place of tensors.
+# FlopCounterMode passes shapes in place of tensors.
 def _flops_forward(names: list[str], *given: Any, **named: Any) -> Any:
     arguments = dict(zip(names, given, strict=False)) | named
     return 2 * math.prod(arguments["input"][:-1]) * math.prod(arguments["weights"])
@@ -37,7 +37,7 @@ def _flops_backward(names: list[str], *given: Any, **named: Any) -> Any:
     columns = (
         (features - state_size) * d_input
         + features * d_weights
-        # The steps of a sequence need the gradients of their old h, whatever is asked for.
+        # The steps of a sequence always need the gradients of their old h.
         + state_size * (d_h or of_sequence)
     )
     return 2 * rows * gates * columns

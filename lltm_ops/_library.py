@@ -1,4 +1,4 @@
-"""Loads the compiled operators, once, and says what they were built for."""
+"""Loads the compiled operators once, and describes their build."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _is_loaded() -> bool:
 
 
 def _others(package: Path) -> str:
-    """Which torch there are libraries for, as ``those for torch 2.11 (cpu, cu13), 2.12 (cpu)``."""
+    """Lists the libraries that are there: ``those for torch 2.11 (cpu, cu13), 2.12 (cpu)``."""
     variants: dict[tuple[int, int], list[str]] = {}
     for path in sorted(package.glob("_C_torch*so")):
         if match := re.match(r"_C_torch(\d+)_(\d+)_(\w+)\.", path.name):
@@ -70,7 +70,7 @@ def load() -> Any:
 
 
 def build_info() -> dict[str, str]:
-    """What was built and what it runs on, for a bug report.
+    """Describes the build and the torch that it runs on, for a bug report.
 
     Returns:
         ``lltm_ops``, ``python`` and ``torch``: versions at run time; ``built_for_torch``,

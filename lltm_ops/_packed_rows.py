@@ -1,6 +1,6 @@
-"""Which sequence and step each row of packed data belongs to, and what ends or begins there.
+"""Finds the sequence and the step of each row of packed data, and where sequences begin or end.
 
-Written in what TorchScript, torch.export, ONNX and DTensor can carry, without loops over steps.
+Uses operators that TorchScript, torch.export, ONNX and DTensor support, without loops over steps.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from lltm_ops._checks import in_a_graph, is_tracing
 
 
 def batch_of(batch_sizes: Tensor, input: Tensor) -> int:
-    """How many sequences are packed: never more than input has rows, whatever batch_sizes say.
+    """The number of packed sequences. It is never more than the rows of input.
 
     The operator refuses batch_sizes and inputs that are wrong in any other way.
     """
     if batch_sizes.device.type == "meta":
         raise RuntimeError("lltm_ops.LLTM: expected batch_sizes to be on the CPU, but got meta")
     if is_tracing():
-        # A size is written down as one, and an int as a constant.
+        # The trace keeps a size as one, but an int as a constant.
         return input[: batch_sizes[:1].sum()].size(0)
     is_list_of_sizes = batch_sizes.dim() == 1 and batch_sizes.dtype == torch.int64
     if not is_list_of_sizes or batch_sizes.size(0) == 0 or input.dim() != 2:

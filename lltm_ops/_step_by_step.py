@@ -1,4 +1,4 @@
-"""The layer's options that no operator computes: the sequence out of the cell, step by step."""
+"""Runs the layer's options that no operator computes, step by step, by the cell."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def run_step_by_step(
     zoneout: float,
     training: bool,
 ) -> Tuple[Tensor, Tensor]:
-    """Returns what ``lltm::sequence_forward`` does, with the options of :class:`lltm_ops.LLTM`.
+    """Runs a sequence like ``lltm::sequence_forward``, with the options of :class:`lltm_ops.LLTM`.
 
     The first eight arguments are the operator's. ``scales`` are empty without ``layer_norm``,
     else its weight and bias.
     """
-    # The operator, given no features, only checks.
+    # This call has no features to compute, and only checks.
     torch.ops.lltm.sequence_forward(
         input[..., :0], weights[:0, :0], weights[0, :0],
         h_0[:, :0], c_0[:, :0], batch_sizes, reverse, resets,
@@ -41,7 +41,7 @@ def run_step_by_step(
         sizes = torch.jit.annotate(List[int], batch_sizes.tolist())  # type: ignore[no-untyped-call]
         steps = list(torch.split(input, sizes))
     if len(steps) == 0:
-        # Empty results with derivatives, which are zero.
+        # Its empty results have derivatives, which are zero.
         output, cells = torch.ops.lltm.sequence_forward(
             input, weights, bias, h_0, c_0, batch_sizes, reverse, resets
         )
@@ -49,7 +49,7 @@ def run_step_by_step(
     resets_of_steps: List[Tensor] = []
     if resets is not None:
         resets_of_steps = list(torch.split(resets.flatten(), sizes))
-    # Under autocast they differ, and torch.cat takes no two half types.
+    # Under autocast the dtypes may differ, and torch.cat refuses two half types.
     if h_0.dtype != input.dtype:
         h_0 = h_0.float()
     if c_0.dtype != input.dtype:
@@ -90,7 +90,7 @@ def run_step_by_step(
 def _zoned_out(old: Tensor, new: Tensor, zoneout: float, training: bool) -> Tensor:
     if zoneout == 0:
         return new
-    old = old.to(new.dtype)  # under autocast the initial state has another
+    old = old.to(new.dtype)  # under autocast the initial state has another dtype
     if training:
         # In float32: half types cannot tell small probabilities apart.
         kept = torch.rand_like(new, dtype=torch.float32) < zoneout

@@ -1,7 +1,7 @@
 """Registers with parts of PyTorch that few programs import, when they are imported.
 
-Importing them here would cost every program what few need: torch.distributed.tensor takes half as
-long as ``import torch``.
+Importing them here would slow every program down: torch.distributed.tensor takes half as long as
+``import torch``.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from types import ModuleType
 
 
 def register_when_imported(registrations: dict[str, Callable[[], None]]) -> None:
-    """Calls the function of each module that is imported, and later those of the others.
+    """Calls the function of each module once the module is imported.
 
     This package may be imported again, and so may the modules, so a function may run again.
     """
     finder = _LLTMOpsFinder(registrations)
-    # By its name: an earlier import of this package had a class of its own. The finder stays, for
-    # an import may be a probe, or fail, and another thread may be walking along the list.
+    # Compared by name, because an earlier import of this package had a class of its own. The finder
+    # stays: an import may fail and be repeated, and another thread may iterate over the list.
     if all(type(other).__qualname__ != _LLTMOpsFinder.__qualname__ for other in sys.meta_path):
         sys.meta_path.insert(0, finder)
     for name, register in registrations.items():

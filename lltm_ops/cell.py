@@ -18,7 +18,7 @@ from lltm_ops._checks import (
 )
 from lltm_ops._library import load
 
-# Looked up once: a small call takes 10 us, and the lookups would take 0.3 of them.
+# Looked up once, because the lookups would take 3 % of a small call.
 _forward = load().forward
 
 
@@ -33,8 +33,8 @@ class LLTMCell(nn.Module):
         dtype: of the parameters: float64, float32, bfloat16 or float16.
 
     Inputs: ``input, hx=(h, c)``
-        ``input`` is ``[batch, input_size]`` or ``[input_size]``; ``h`` and ``c`` are
-        ``[batch, hidden_size]`` or ``[hidden_size]`` and default to zeros.
+        ``input`` is ``[batch, input_size]`` or ``[input_size]``. ``h`` and ``c`` are
+        ``[batch, hidden_size]`` or ``[hidden_size]``, and are zeros by default.
 
     Outputs: ``(h', c')``, shaped like ``h`` and ``c``.
 
@@ -91,15 +91,15 @@ class LLTMCell(nn.Module):
         input: Tensor,
         hx: Optional[Tuple[Tensor, Tensor]] = None,  # noqa: UP006, UP045
     ) -> Tuple[Tensor, Tensor]:  # noqa: UP006
-        # The checks are inline and compare numbers, because a small call takes hardly longer
-        # than a few calls of Python.
+        # The checks are inline and compare numbers, because a small call takes as long as a few
+        # calls of Python.
         if not isinstance(input, Tensor):
             return self._called_with_others(input, hx)
         if input.is_nested:
             check_tensor("lltm_ops.LLTMCell", "input", input)
         sizes = input.shape
         batched = len(sizes) == 2
-        # While torch.jit.trace writes sizes down they are tensors, and the operator compares them.
+        # Under torch.jit.trace sizes are tensors, and the operator compares them.
         are_numbers = len(sizes) == 0 or not isinstance(sizes[-1], Tensor)
         if not (batched or len(sizes) == 1) or (are_numbers and sizes[-1] != self.input_size):
             self._refuse_input(input)
@@ -140,7 +140,7 @@ class LLTMCell(nn.Module):
         input: Tensor,
         hx: Optional[Tuple[Tensor, Tensor]],  # noqa: UP006, UP045
     ) -> Tuple[Tensor, Tensor]:  # noqa: UP006
-        """Arguments that are no tensors: proxies become a node, and others are refused."""
+        """Makes a node of arguments that are proxies, and refuses others that are no tensors."""
         node = node_of_fx(self, {"input": input, "hx": hx})
         if node is not None:
             return node  # type: ignore[no-any-return]

@@ -21,9 +21,8 @@ def forward(
         new_cell = old_cell + g * i
         new_h    = tanh(new_cell) * o
 
-    Differentiable any number of times; works under ``torch.compile``, ``torch.func``, forward-mode
-    AD, autocast (all arguments but float64 are cast to the autocast dtype) and in
-    ``torch.jit.script``.
+    It is differentiable any number of times, and works under ``torch.compile``, ``torch.func``,
+    forward-mode AD, autocast (which casts all arguments but float64) and in ``torch.jit.script``.
 
     Args:
         input: ``[batch, input_features]``. Batch and input_features may be 0.
@@ -33,8 +32,8 @@ def forward(
         old_h: hidden state, ``[batch, state_size]``.
         old_cell: cell state, ``[batch, state_size]``.
 
-    All on one device and of one dtype (float64, float32, bfloat16 or float16), with any strides.
-    In low precision, products are summed, and gate functions computed, in float32.
+    All arguments are on one device and have one dtype: float64, float32, bfloat16 or float16. They
+    may have any strides. Half types are summed, and their gates computed, in float32.
 
     Returns:
         ``(new_h, new_cell)``, each ``[batch, state_size]`` and contiguous.
@@ -58,7 +57,7 @@ def backward(
     old_h: Tensor,
     output_mask: tuple[bool, bool, bool, bool, bool] = (True, True, True, True, True),
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of one step. Autograd calls this; call it to write a loop of your own.
+    """Computes the gradients of one step. Autograd calls this, and so may a loop of your own.
 
     Args:
         grad_h: gradient of ``new_h``, ``[batch, state_size]``.
@@ -70,8 +69,8 @@ def backward(
         output_mask: which of the five gradients to compute.
 
     Returns:
-        ``(d_input, d_weights, d_bias, d_old_h, d_old_cell)``, each of the shape of its argument and
-        contiguous, ``None`` where ``output_mask`` is false.
+        ``(d_input, d_weights, d_bias, d_old_h, d_old_cell)``: each has the shape of its argument
+        and is contiguous, or is ``None`` if ``output_mask`` is false for it.
 
     Raises:
         RuntimeError: if an argument is undefined, sparse, or of the wrong device, dtype or shape.
@@ -94,9 +93,9 @@ def sequence_forward(
     reverse: bool = False,
     resets: Optional[Tensor] = None,  # noqa: UP045
 ) -> tuple[Tensor, Tensor]:
-    """:func:`forward` for all steps of a sequence, in one operator.
+    """Runs :func:`forward` for all steps of a sequence, in one operator.
 
-    Everything said there holds here; :class:`lltm_ops.LLTM` is the layer made of it.
+    The description of :func:`forward` holds here, too. :class:`lltm_ops.LLTM` is the layer.
 
     Args:
         input: ``[time, batch, input_features]``; or, with ``batch_sizes``, packed
@@ -104,15 +103,16 @@ def sequence_forward(
         weights, bias: as for :func:`forward`.
         h0, c0: the state before the first step, ``[batch, state_size]``.
         batch_sizes: as in a :class:`torch.nn.utils.rnn.PackedSequence`, for each step the number
-            of sequences that have it. int64 ``[time]`` on the CPU, never increasing, the first
+            of sequences that have it: int64 ``[time]`` on the CPU, never increasing, the first
             of them ``batch``.
-        reverse: from the last step to the first.
-        resets: bool, of the sizes of ``input`` but the last. Where true, the step begins with
-            zeros instead of the state of the step before it, and no gradient passes.
+        reverse: if true, from the last step to the first.
+        resets: bool, ``[time, batch]``; or, with ``batch_sizes``, packed ``[sum(batch_sizes)]``.
+            Where true, the step begins with zeros instead of the state of the step before it, and
+            no gradient passes.
 
     Returns:
-        ``(output, cells)``: hidden and cell state after each step, of the sizes of ``input`` with
-        ``state_size`` for ``input_features``, contiguous.
+        ``(output, cells)``: hidden and cell state after each step, contiguous, each ``[time, batch,
+        state_size]``; or, with ``batch_sizes``, packed ``[sum(batch_sizes), state_size]``.
 
     Raises:
         RuntimeError: if an argument is undefined, sparse, or of the wrong device, dtype, shape, or
@@ -140,10 +140,10 @@ def sequence_backward(
     resets: Tensor | None = None,
     output_mask: tuple[bool, bool, bool, bool, bool] = (True, True, True, True, True),
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of a sequence. Autograd calls this.
+    """Computes the gradients of a sequence. Autograd calls this.
 
     Args:
-        grad_output, grad_cells: gradients of ``output`` and ``cells``, and of their sizes.
+        grad_output, grad_cells: gradients of ``output`` and ``cells``, with the same sizes.
         output, cells: as :func:`sequence_forward` returned them.
         gates: the activated gates of all steps, the third output of
             ``torch.ops.lltm._sequence_forward_with_gates``: of the sizes of ``output``, with
@@ -152,8 +152,8 @@ def sequence_backward(
         output_mask: which of the five gradients to compute.
 
     Returns:
-        ``(d_input, d_weights, d_bias, d_h0, d_c0)``, each of the shape of its argument and
-        contiguous, ``None`` where ``output_mask`` is false.
+        ``(d_input, d_weights, d_bias, d_h0, d_c0)``: each has the shape of its argument and is
+        contiguous, or is ``None`` if ``output_mask`` is false for it.
 
     Raises:
         RuntimeError: as :func:`sequence_forward`.
@@ -180,9 +180,9 @@ def sequence_backward(
 def reference(
     input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """:func:`forward` in plain PyTorch: what it is tested against, and measured beside.
+    """Computes :func:`forward` in plain PyTorch, for tests and benchmarks.
 
-    Arguments and results are those of :func:`forward`; wrong ones raise whatever PyTorch raises.
+    Arguments and results are those of :func:`forward`. Wrong arguments raise PyTorch's own errors.
     """
     gates = F.linear(torch.cat([old_h, input], dim=1), weights, bias)
     input_gate, output_gate, candidate = gates.chunk(3, dim=1)

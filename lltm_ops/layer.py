@@ -41,46 +41,50 @@ class LLTM(nn.Module):
     Args:
         input_size: features of the input.
         hidden_size: size of the hidden and of the cell state.
-        num_layers: each takes the output of the one before.
-        bias: if false, there is none.
+        num_layers: each layer takes the output of the one before.
+        bias: if false, there is no bias.
         batch_first: input and output are ``[batch, time, ...]`` instead of ``[time, batch, ...]``.
         dropout: probability with which, in training, an element of a layer's output is zeroed
             before the next layer.
         bidirectional: a second cell in each layer runs from the last step to the first.
-        proj_size: 0, and there for code that passes it to :class:`torch.nn.LSTM`.
+        proj_size: has to be 0. It is there for code that passes it to :class:`torch.nn.LSTM`.
         device: of the parameters.
         dtype: of the parameters: float64, float32, bfloat16 or float16.
         return_cells: whether a call returns the cell states of all steps as a third result.
         variational_dropout: ``dropout`` zeroes the same elements at all steps of a sequence.
         recurrent_dropout: probability with which, in training, an element of ``h`` is zeroed on
             its way into the next step, the same elements at all steps (Gal and Ghahramani, 2016).
-        zoneout: probability with which, in training, a unit keeps its ``h``, and independently its
-            ``c``, of the step before; in evaluation, their expectation (Krueger et al., 2017).
-        layer_norm: the pre-activations of each gate are normalised over units, scaled, and only
-            then shifted by ``bias``; the cell state is normalised, scaled and shifted on its way
-            into tanh (Ba et al., 2016).
+        zoneout: probability with which, in training, a unit keeps its ``h`` of the step before, and
+            independently its ``c``. In evaluation it takes the expectation (Krueger et al., 2017).
+        layer_norm: if true, the pre-activations of each gate are normalised over units, scaled, and
+            only then shifted by ``bias``. The cell state is normalised, scaled and shifted before
+            the tanh (Ba et al., 2016).
 
     With one of the last three options (``recurrent_dropout``: only in training) the layer runs step
-    by step, out of the cell or, for ``layer_norm``, out of plain PyTorch. This takes several times
-    as long, and torch.compile unrolls it.
+    by step, by the cell or, for ``layer_norm``, by plain PyTorch. This takes several times as long,
+    and torch.compile unrolls it.
 
     Inputs: ``input, hx=(h_0, c_0), resets, batch_sizes``
         ``input`` is ``[time, batch, input_size]``, ``[time, input_size]`` or a
         :class:`~torch.nn.utils.rnn.PackedSequence`, sorted or not. ``h_0`` and ``c_0`` are
-        ``[num_layers * directions, batch, hidden_size]``, without batch if ``input`` has none, and
-        default to zeros. ``resets`` are bool, of the sizes of ``input`` but the last (packed: of
-        the rows of ``input.data``): where true, a step begins with zeros instead of the state of
-        the step before it. The second direction comes from behind, so there the step before
-        that one begins with zeros. With ``batch_sizes``, ``input`` is the data of a PackedSequence,
-        which is what TorchScript takes, and the results are in the same order.
+        ``[num_layers * directions, batch, hidden_size]``, without batch if ``input`` has none. They
+        are zeros by default.
+
+        ``resets`` are bool, and have all sizes of ``input`` but the last, or the rows of
+        ``input.data``. Where true, a step begins with zeros instead of the state of the step before
+        it. The second direction runs from the last step, so there the step before that one begins
+        with zeros.
+
+        With ``batch_sizes``, ``input`` is the data of a PackedSequence, and the results are in the
+        same order. This is for TorchScript, in which the layer takes no PackedSequence.
 
     Outputs: ``output, (h_n, c_n)``, and ``cells`` with ``return_cells``
         ``output`` is the hidden state of the last layer after each step, ``[time, batch,
-        directions * hidden_size]``, packed if ``input`` is; ``cells``, likewise, its cell state.
-        ``h_n`` and ``c_n`` are the state after the last step, of the sizes of ``h_0``.
+        directions * hidden_size]``, packed if ``input`` is. ``cells`` is its cell state in the same
+        form. ``h_n`` and ``c_n`` are the state after the last step, with the sizes of ``h_0``.
 
     Attributes:
-        weights_l0: ``[3 * hidden_size, hidden_size + features of the layer's input]``, as of
+        weights_l0: ``[3 * hidden_size, hidden_size + features of the layer's input]``, as in
             :class:`lltm_ops.LLTMCell`. The others are ``weights_l0_reverse``, ``weights_l1`` and
             so on; the names below have the same suffixes.
         bias_l0: ``[3 * hidden_size]``, unless ``bias`` is false.
@@ -158,7 +162,7 @@ class LLTM(nn.Module):
         self.recurrent_dropout = float(recurrent_dropout)
         self.zoneout = float(zoneout)
         self.layer_norm = flag_as_bool("lltm_ops.LLTM", "layer_norm", layer_norm)
-        # Annotated here: TorchScript warns of an annotated attribute that begins empty.
+        # Annotated here, because TorchScript warns of an annotated attribute that begins empty.
         names: List[str] = []
         directions = ("", "_reverse") if bidirectional else ("",)
         for layer in range(num_layers):
@@ -215,8 +219,8 @@ class LLTM(nn.Module):
             if node is not None:
                 return node
         self._check_kinds(hx, resets, batch_sizes)
-        # With an overload for a PackedSequence, as nn.LSTM has one, TorchScript could not compile
-        # the layer alone. It compiles neither condition nor call.
+        # With an overload for a PackedSequence, such as nn.LSTM has, TorchScript could not compile
+        # the layer alone. It compiles neither this condition nor the call.
         if not torch.jit.is_scripting():  # type: ignore[attr-defined]
             if isinstance(input, PackedSequence):
                 if batch_sizes is not None:
@@ -245,7 +249,7 @@ class LLTM(nn.Module):
         elif self.batch_first and input.dim() == 3:
             if resets is not None:
                 expected = list(input.shape[:2])
-                # A compiler may not know sizes, and leaves the comparison to the operator.
+                # A compiler may not know sizes, so the operator compares them.
                 if not in_a_graph() and list(resets.shape) != expected:
                     raise RuntimeError(
                         f"lltm_ops.LLTM: expected resets to have shape [batch, time] = {expected}, "
@@ -328,7 +332,7 @@ class LLTM(nn.Module):
 
     @torch.jit.unused
     def _parameters_in_order(self) -> List[Tensor]:
-        # By their names, where pruning and parametrization put what is to be used.
+        # By their names, where pruning and parametrization put the tensors to use.
         return [getattr(self, name) for name in self._parameter_names]
 
     def _check_state(self, hx: Tuple[Tensor, Tensor], batch: List[int]) -> None:
@@ -336,7 +340,7 @@ class LLTM(nn.Module):
         expected = [self.num_layers * directions] + batch + [self.hidden_size]
         h_0, c_0 = hx
         if is_tracing():
-            # Numbers are here how many tensors there are, and not their sizes.
+            # Sizes are tensors while tracing; the number of unbound tensors is an int.
             fit = len(h_0.unbind()) == expected[0] == len(c_0.unbind())
         else:
             fit = list(h_0.shape) == expected == list(c_0.shape)
@@ -353,9 +357,9 @@ class LLTM(nn.Module):
         hx: Optional[Tuple[Tensor, Tensor]],
         batch_sizes: Optional[Tensor],
     ) -> Tuple[Tensor, Tensor]:
-        """hx, or zeros where there is none."""
+        """Returns hx, or zeros if there is none."""
         if hx is not None:
-            # Its batch stands in batch_sizes, too, whose values a compiler has not.
+            # Its batch also stands in batch_sizes, whose values a compiler does not know.
             packed_batch = hx[0].size(1) if hx[0].dim() == 3 else 0
             self._check_state(hx, [input.size(1) if batch_sizes is None else packed_batch])
             return hx
@@ -371,7 +375,7 @@ class LLTM(nn.Module):
         batch_sizes: Optional[Tensor],
         resets: Optional[Tensor],
     ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Output and cells of the last layer, h_n and c_n of all. Time comes first."""
+        """Returns output and cells of the last layer, and h_n and c_n of all. Time comes first."""
         if input.dim() != 3 and batch_sizes is None:
             raise ValueError(
                 "lltm_ops.LLTM: expected input to have 2 dimensions [time, input_size] or 3 with a "
@@ -389,7 +393,7 @@ class LLTM(nn.Module):
         else:
             parameters = self._parameters_in_order()
         each = len(parameters) // (self.num_layers * directions)
-        # Both are made of resets and batch_sizes, after the operator has checked these.
+        # Both are computed only after the operator has checked resets and batch_sizes.
         last_rows: Optional[Tensor] = None
         resets_of_reverse: Optional[Tensor] = None
         last_h: List[Tensor] = []

@@ -23,11 +23,11 @@ _script = onnxscript.script(onnxscript.values.Opset("lltm_ops", 1), default_opse
 def translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
     """How ``torch.onnx.export`` writes ``lltm::forward`` and ``lltm::sequence_forward``.
 
-    In standard operators of opset 18; a sequence is a ``Scan``. Half types are computed in float32,
-    and what is rounded is what the CPU rounds. Nothing is checked there.
+    The translation uses standard operators of opset 18; a sequence is a ``Scan``. It computes half
+    types in float32, rounds where the CPU rounds, and checks nothing.
 
     Returns:
-        What ``torch.onnx.export(..., dynamo=True)`` takes as ``custom_translation_table``.
+        The ``custom_translation_table`` of ``torch.onnx.export(..., dynamo=True)``.
 
     Raises:
         ImportError: from the import of this module, if the extra ``onnx`` is not installed.
@@ -83,7 +83,7 @@ def _sequence_forward(
 
 
 def _products(input: Tensor, weights: Tensor, bias: Tensor, h: Tensor) -> Any:
-    """The products with input, plus bias, of all steps at once, and the weights for ``h``."""
+    """Returns the products with input, plus bias, of all steps, and the weights for ``h``."""
     # onnxruntime has few kernels for half types on the CPU.
     double, single = onnxscript.DOUBLE.dtype, onnxscript.FLOAT.dtype
     dtype = double if input.dtype == double else single
@@ -111,7 +111,7 @@ def _recurrent_weights(weights: Tensor, h: Tensor) -> Tensor:
 
 @_script
 def _padded_rows(batch_sizes: Tensor, h0: Tensor) -> tuple[Tensor, Tensor]:
-    """Which row of packed data each sequence has at each step, and whether it has one."""
+    """Returns the row of packed data of each sequence at each step, and whether it has one."""
     sequences = op.Range(0, op.Squeeze(op.Shape(h0, end=1)), 1)
     runs = sequences < op.Unsqueeze(batch_sizes, [1])
     starts = op.CumSum(batch_sizes, 0, exclusive=1)

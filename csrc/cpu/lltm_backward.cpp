@@ -121,7 +121,7 @@ BackwardResult backward_kernel(const BackwardArguments& a) {
   const auto new_cell = a.new_cell.expect_contiguous();
   const auto gates = a.gates.expect_contiguous();
   const auto input = a.input.expect_contiguous();
-  // Autograd gives weights without values where they are not needed.
+  // Autograd passes weights without values if they are not needed.
   const bool needs_weights = a.output_mask[0] || a.output_mask[3];
   const auto weights = needs_weights
       ? a.weights.expect_contiguous()

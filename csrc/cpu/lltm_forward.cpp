@@ -24,8 +24,8 @@
 
 // lltm::forward on the CPU, from its tensors (at the end of the file) to the
 // products of a block of hidden units. It is no sequence of one step, because a
-// sequence packs the weights, which here are used once: on the Xeon 1x32x128
-// would take 3.0 times as long, and 64x256x512 1.6 times.
+// sequence packs the weights, and a step uses them once: on the Xeon 64x256x512
+// would take 1.6 times as long.
 namespace lltm {
 
 namespace {
@@ -38,19 +38,19 @@ constexpr int64_t kProductsOfAGate = 4096;
 // The products of so many panels are kept until the last term.
 constexpr int64_t kMaxPanelsPerTask = 8;
 
-// Hidden units of a block, at least. Where one panel and few units would leave
-// threads idle, half a vector of units is worth a block if the step is long: on
-// two threads of Zen 4, 64x2048x31 takes 25 % less time, and 64x513x17 would
-// take more.
+// Hidden units of a block, at least. With one panel and few units, threads
+// would be idle. Half a vector of units is then worth a block if the step is
+// long: on two threads of Zen 4, 64x2048x31 takes 25 % less time.
 int64_t least_units(int64_t panels, int64_t nanoseconds) {
   return panels == 1 && nanoseconds >= 4 * kNanosecondsWorthAThread
       ? kVector / 2
       : kVector;
 }
 
-// gates.T = weights @ [old_h, input].T, in blocks of hidden units and panels of
-// rows of the batch. Weights are read as they lie, and the panels are packed.
-// The gates of a block are computed while its products lie in the cache.
+// Computes gates.T = weights @ [old_h, input].T, in blocks of hidden units and
+// panels of rows of the batch. Weights are read as they lie, and the panels are
+// packed. The gates of a block are computed while its products lie in the
+// cache.
 template <typename scalar_t, typename gemm_t>
 class Forward {
  public:
@@ -121,7 +121,7 @@ class Forward {
         a_.sizes.state_size, most, least_units(batch_.panels(), nanoseconds));
   }
 
-  // A task takes few panels where there are few blocks of units, so that every
+  // A task takes few panels if there are few blocks of units, so that every
   // thread has some.
   int64_t panels_per_task() const {
     const auto blocks = at::divup(a_.sizes.state_size, units_);
@@ -154,7 +154,7 @@ class Forward {
   void one_block(const Block& block, opmath_t* products, gemm_t* converted)
       const {
     const auto units = std::min(units_, a_.sizes.state_size - block.first_unit);
-    // The rows of the gates follow one another where a block has all units.
+    // The rows of the gates follow one another if a block has all units.
     const auto gates = units == a_.sizes.state_size ? 3 : 1;
     const auto at_once =
         batch_.panels() > 0 || kConverts ? kMaxK<gemm_t> : features_;
@@ -331,8 +331,8 @@ ForwardWithGatesResult forward_kernel_impl(const ForwardArguments& a) {
   check_arguments(a);
   const auto batch = a.input.size(0);
   const auto state_size = a.old_h.size(1);
-  // at::empty() ends in this call. Its dispatch would take 0.3 us, a 30th of
-  // the smallest call.
+  // at::empty() ends in this call. Its dispatch would take a 30th of the
+  // smallest call.
   const auto empty_rows = [&](int64_t columns) {
     return at::Tensor(
         at::detail::empty_cpu({batch, columns}, a.input.options()));

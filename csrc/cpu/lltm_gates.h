@@ -12,9 +12,9 @@
 #include <cstdint>
 #include <type_traits>
 
-// What follows the products of the forward step, the gates and the new states,
-// and what precedes those of backward: the gradients of the gates. The bodies
-// are for vectorized().
+// Forward, the gates and the new states, which are computed after the products.
+// Backward, the gradients of the gates, which are computed before them. The
+// bodies are for vectorized().
 namespace lltm {
 
 // Contiguous rows of state_size, from the first row that is computed.
@@ -43,8 +43,8 @@ struct Gates {
   int64_t first_unit;
   int64_t end_unit;
 
-  // begin and end count rows of products. Of half types, two vectors of
-  // opmath_t are computed at a time where a row of products holds as many: each
+  // begin and end count rows of products. For half types, two vectors of
+  // opmath_t are computed at a time, if a row of products holds as many. Each
   // is a long chain of operations, and two chains run side by side.
   template <int64_t kBytes>
   C10_ALWAYS_INLINE void run(int64_t begin, int64_t end) const {
@@ -85,9 +85,8 @@ struct Gates {
       read(s.bias + gate * s.state_size + unit, units, bias[gate]);
     }
     read(s.old_cell + at, units, cell);
-    // On arrays of its own: a store through any other pointer might change the
-    // limits of gate_math.h, for all that gcc knows, and it would not vectorise
-    // the loop.
+    // On local arrays. gcc assumes that a store through another pointer may
+    // change the limits of gate_math.h, and would not vectorise the loop.
 #pragma GCC ivdep
     for (int64_t i = 0; i < kUnits; ++i) {
       const auto out = cell_forward<opmath_t>(
@@ -145,9 +144,8 @@ struct Gates {
   }
 };
 
-// Units [first_unit, end_unit) of some rows. What comes from the step after
-// this one, and what goes to the step before, is not rounded in a sequence:
-// there cell_t is opmath_t.
+// Units [first_unit, end_unit) of some rows. In a sequence the gradients that
+// pass between steps are not rounded: there cell_t is opmath_t.
 template <typename scalar_t, typename gemm_t, typename cell_t>
 struct GatesBackward {
   using opmath_t = at::opmath_type<scalar_t>;

@@ -19,18 +19,17 @@
 #include <cstdint>
 #include <cstring>
 
-// What follows from d_gates, the gradients of the pre-activations of some rows:
-// the gradients of weights, bias, input and h.
+// The gradients of weights, bias, input and h, computed from d_gates, the
+// gradients of the pre-activations of some rows.
 namespace lltm {
 
 // Elements of a block of d_weights. Measured on Zen 5.
 constexpr int64_t kWeightsBlock = 24576;
 // Columns of a block, at most. Wide blocks are written in long runs, so they
-// are for small batches, where each result is a sum of few terms. On the Xeon
-// backward takes 12 % less time than with 64 columns at 64x1024x1024; at
-// 512x512x512 it would take 13 % more with 512. In bfloat16, 256 columns take
-// 30 % less time than 2048 at 8x1024x1024. A power of two, so that few widths
-// occur as the batch changes.
+// are for small batches, in which each result is a sum of few terms. At
+// 64x1024x1024 backward takes 12 % less time on the Xeon than with 64 columns.
+// In bfloat16 256 columns are enough: at 8x1024x1024 more take longer. The
+// width is a power of two, so that few widths occur as the batch changes.
 template <typename gemm_t>
 int64_t weights_panel(int64_t batch) {
   const int64_t elements = kPair<gemm_t> == 2 ? 16384 : 32768;
@@ -42,12 +41,12 @@ int64_t weights_panel(int64_t batch) {
   return width;
 }
 
-// A task computes so many rows of d_input or d_old_h, which limits its scratch
-// memory where types are converted.
+// A task computes so many rows of d_input or d_old_h, to limit its scratch
+// memory if types are converted.
 constexpr int64_t kRowsOfATask = 1024;
 
-// How far rows of so many terms lie apart: one of a few numbers, as terms_of()
-// is, and none that puts all rows on the same sets of a cache.
+// The distance between rows of so many terms. It is one of a few numbers, like
+// terms_of(), and none that puts all rows on the same sets of a cache.
 template <typename gemm_t>
 int64_t leading_dimension(int64_t size) {
   const auto ld = size > kMaxK<gemm_t> ? round_up(size, kMaxK<gemm_t>)
@@ -56,8 +55,8 @@ int64_t leading_dimension(int64_t size) {
 }
 
 // d_gates in the two layouts that products need: rows [batch, units] for
-// products with weights, and columns, the transpose, for those with input and
-// h. The data of columns may be null.
+// products with weights, and columns, their transpose, for products with input
+// and h. The data of columns may be null.
 template <typename gemm_t>
 struct GateGradients {
   int64_t batch;
@@ -100,8 +99,8 @@ struct GateGradients {
   }
 };
 
-// One thread takes whole panels of the tile, which are 48 columns or a part of
-// that. Several threads get as many columns each.
+// One thread takes whole panels of the tile, of 48 columns or a part of that.
+// Several threads get equal numbers of columns.
 inline int64_t columns_of_a_block(int64_t size) {
   constexpr int64_t most = 768;
   constexpr int64_t panel = 48;
@@ -169,7 +168,7 @@ Blocks blocks_of_rows(int64_t M, int64_t N, int64_t K) {
         .columns = size_of_a_block(N, N),
         .terms = K};
   }
-  // Rows share what is copied of the weights.
+  // Several rows use the same copies of weights.
   const auto rows_of_a_block = M < 128 ? M : size_of_a_block(M, 384);
   return {
       .method = Method::kTile,
@@ -239,8 +238,9 @@ struct BiasGradient {
   out_t* d_bias;
   bool accumulate;
 
-  // begin and end count units. Sums of few rows are added in double: one chain
-  // of a large batch has ten times the error of PyTorch's sum.
+  // begin and end count units. Sums of a few rows are added to one another in
+  // double: one float chain over a large batch has ten times the error of
+  // PyTorch's sum.
   C10_ALWAYS_INLINE void operator()(int64_t begin, int64_t end) const {
     constexpr auto rows = 64 * kVector;
     for (int64_t unit = begin; unit < end; ++unit) {

@@ -28,7 +28,8 @@ namespace lltm {
 
 namespace {
 
-// Rows of a chunk: many, for d_weights is read and written once in each.
+// Rows of a chunk. There are many, because each chunk reads and writes
+// d_weights once.
 constexpr int64_t kRowsOfABackwardChunk = 1024;
 
 // Chunks of steps from the last to the first: the recurrence, then the products
@@ -95,7 +96,7 @@ class SequenceBackward {
  private:
   using opmath_t = at::opmath_type<scalar_t>;
 
-  // A gradient that adds up over chunks, in opmath_t: where it is wanted, or in
+  // A gradient that adds up over chunks, in opmath_t: in the result, or in
   // memory of its own. Null: not wanted.
   struct Sum {
     Sum(scalar_t* wanted, int64_t size)

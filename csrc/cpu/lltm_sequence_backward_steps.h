@@ -29,8 +29,8 @@ namespace lltm {
 // Zen 5.
 constexpr size_t kStepsWorthPackingBackward = 5;
 
-// Units of a panel backward where pairs are multiplied. By the size alone, so
-// that results do not depend on the number of threads.
+// Units of a panel in backward if pairs are multiplied. They depend on the size
+// alone, so that results do not depend on the number of threads.
 constexpr int64_t backward_panel(int64_t state_size) {
   return state_size >= 512 ? 64 : 32;
 }
@@ -82,7 +82,7 @@ class SequenceBackwardRecurrence {
     });
   }
 
-  // What remains after all steps: the gradients of h0 and c0.
+  // The gradients of h0 and c0, which remain after all steps.
   const opmath_t* d_h() const {
     return d_h_.data();
   }

@@ -24,16 +24,13 @@ namespace lltm {
 
 namespace {
 
-// With fewer steps, packing the weights pays only at few sizes. Measured on
-// Zen 5.
+// With fewer steps, packing the weights saves time only at few sizes. Measured
+// on Zen 5.
 constexpr size_t kStepsWorthPacking = 8;
-// For one or two rows of the batch, and weights of which L2 keeps a third at
-// most, packing them pays later: as they lie they are read from L3 almost as
-// fast. On the Xeon 50x1x1024x1024 takes 16 % less time without packing, and
-// 8x2x2048x2048 half; 500x1x1024x1024 would take 3 % more, 100x1x512x512 29 %.
-// On Zen 4 16x1x1024x1024 takes a third less, 8x2x2048x2048 70 %, and
-// 50x1x1024x1024 the same.
-// It is asked about sequences of kStepsWorthPacking steps and more.
+// With one or two rows of the batch, and weights of which L2 keeps a third at
+// most, packing saves time only from many more steps on: weights that lie as
+// they are come from L3 almost as fast. Without packing, 8x2x2048x2048 takes
+// half the time on the Xeon. Called only for kStepsWorthPacking steps and more.
 constexpr size_t kMostStepsUnpacked = 64;
 bool is_packing_faster(int64_t batch, size_t steps, int64_t weight_bytes) {
   return batch > 2 || steps > kMostStepsUnpacked ||

@@ -61,14 +61,14 @@ struct SequenceForwardPointers {
   }
 };
 
-// Rows of a step that a panel is multiplied with at a time: their products, and
-// what they are made of, fit in the caches. Pairs take half the room.
+// Rows of a step that a panel is multiplied with at a time. Their operands and
+// products fit in the caches, in which pairs take half the room.
 template <typename gemm_t>
 constexpr int64_t kMaxRowsOfABlock = 64 * kPair<gemm_t>;
-// For fewer rows of the batch, the products with the input of many steps are
-// made at once, so each step reads only the weights for h. AMX also takes time
-// to turn from one shape of a product to another: 77x12x96x192 in bfloat16
-// takes 9 % less on the Xeon.
+// With fewer rows of the batch, the products with the input are made for many
+// steps at once, so each step reads only the weights for h. AMX also takes time
+// to change the shape of a product: 77x12x96x192 in bfloat16 takes 9 % less
+// time on the Xeon.
 template <typename gemm_t>
 constexpr int64_t kMinRowsOfOneProduct = kPair<gemm_t> == 2 ? 32 : 8;
 
@@ -197,9 +197,9 @@ class SequenceForward {
     }
   }
 
-  // For all steps of a chunk. So it is for rows that are divided among threads,
-  // too: 64x16x128x256 in bfloat16 on two threads of the Xeon would take 21 %
-  // more time with the product of each step when it comes.
+  // The products with the input, for all steps of a chunk, also if threads
+  // divide the rows. One product in each step would take 21 % longer for
+  // 64x16x128x256 in bfloat16, on two threads of the Xeon.
   void multiply_input(int64_t slot, const SequenceChunk& chunk) const {
     if (shape_.row_groups == 1) {
       return multiply_input(
@@ -312,16 +312,16 @@ class SequenceForward {
     return shape_.rows(slot, a_.sizes.batch, a_.steps[step].rows);
   }
 
-  // A slot keeps products of a panel for many steps: this is a step's first row
-  // of them.
+  // The first row of a step among the products of a panel that a slot keeps for
+  // many steps.
   int64_t row_of_products(const SequenceChunk& chunk, int64_t step) const {
     return shape_.row_groups == 1 ? a_.steps[step].first_row - chunk.first_row
                                   : (step - chunk.begin) * rows_per_slot();
   }
 
   // Products with input are kept for a chunk, others for a block of rows. Each
-  // slot has memory of its own: with one buffer for all, 64x16x128x256 in
-  // bfloat16 takes 5 % more time on two threads of the Xeon.
+  // slot has memory of its own: one buffer for all would take 5 % longer for
+  // 64x16x128x256 in bfloat16, on two threads of the Xeon.
   opmath_t* products_of(
       int64_t slot,
       const SequenceChunk& chunk,
@@ -367,9 +367,9 @@ class SequenceForward {
     return rows * a_.sizes.input_features;
   }
 
-  // The tile takes one vector. What multiplies pairs is faster with 32 units:
-  // in bfloat16 they take 4 to 19 % less time than 16 on the Xeon. It takes 16
-  // where padding to 32 would cost more than that gains.
+  // The tile takes one vector. Pairs are multiplied faster with 32 units: in 4
+  // to 19 % less time than with 16, on the Xeon. They take 16 if padding to 32
+  // would cost more than that.
   int64_t units_per_panel() const {
     if (packs_ && kPair<gemm_t> == 1) {
       return vector_bytes() / int64_t(sizeof(opmath_t));

@@ -17,20 +17,18 @@
 
 namespace lltm {
 
-// Steps take the blocks of weights in alternating order, so a step begins with
-// the blocks that the step before it has left in the cache. On the Xeon
-// 50x1x1024x1024 takes 8 % less time on one thread and 17 % on two, and
-// 100x1x512x512 35 % less on one. This is the block that a step takes as its
-// i-th.
+// The block of weights that a step takes as its i-th. The order alternates, so
+// a step begins with the blocks that the step before it has left in the cache.
+// 100x1x512x512 takes 35 % less time on the Xeon.
 constexpr int64_t block_in_turn(int64_t step, int64_t i, int64_t blocks) {
   return step % 2 == 0 ? i : blocks - 1 - i;
 }
 
 // How the threads divide steps that each multiply with the weights for h. A
-// group of rows reads all of these, so each needs many rows: few, where the
-// weights fit in the cache of a thread, else so many that their products take
-// longer than reading the weights. Measured on Zen 5. The rows of a packed
-// sequence become fewer, and groups of them would leave threads idle.
+// group of rows reads all of these weights, so its products should take longer
+// than reading them. Fewer rows are enough if the weights fit in the cache of a
+// thread. Measured on Zen 5. The rows of a packed sequence become fewer, and
+// groups of them would leave threads idle.
 template <typename gemm_t>
 TeamShape shape_for_steps(
     const CellSizes& sizes,
@@ -48,9 +46,10 @@ TeamShape shape_for_steps(
       panels);
 }
 
-// Which rows begin a new sequence.
+// The rows that begin a new sequence.
 struct Resets {
-  // Null if there are none. Bytes, for a view of uint8 as bool may hold any.
+  // Null if there are none. Read as bytes, because a view of uint8 as bool may
+  // hold any byte.
   const uint8_t* data;
 
   bool any(const SequenceStep& step, int64_t begin, int64_t end) const {
@@ -70,8 +69,8 @@ inline Resets bytes_of(const at::Tensor& resets) {
                        : nullptr};
 }
 
-// The h that the steps of a sequence begin with, out of all h and the initial
-// one: rows of state_size.
+// The h that each step of a sequence begins with, from the h of all steps and
+// the initial one: rows of state_size.
 template <typename scalar_t>
 struct OldStates {
   const std::vector<SequenceStep>& steps;
@@ -80,8 +79,8 @@ struct OldStates {
   const scalar_t* initial;
   Resets resets;
 
-  // What rows [begin, end) of a step begin with: where it lies, if it lies
-  // together and is of type to_t, else copied to scratch.
+  // The h that rows [begin, end) of a step begin with. It is copied to scratch,
+  // unless it lies together and has type to_t.
   template <typename to_t>
   const to_t* rows(int64_t i, int64_t begin, int64_t end, to_t* scratch) const {
     const auto& step = steps[i];
@@ -130,15 +129,15 @@ class OldCells {
         size_(batch * state_size),
         resets_(resets),
         memory_(2 * size_) {
-    // Both: rows of packed sequences may begin at any step.
+    // Both buffers, because rows of packed sequences may begin at any step.
     for (int64_t i = 0; i < 2; ++i) {
       vectorized<ConvertRows<scalar_t, opmath_t>>()(
           {{c0, size_}, size_, {half(i), size_}}, 0, 1);
     }
   }
 
-  // From the first of the rows on. Units [first, last) of those that the step
-  // resets become zero.
+  // The cell states from the first of the rows on. Units [first, last) of rows
+  // that the step resets become zero.
   const opmath_t*
   before(int64_t i, const Part& rows, int64_t first, int64_t last) const {
     auto* cells = half(i) + rows.begin * state_size_;

@@ -26,7 +26,7 @@ inline Grid grid_for(int64_t rows, int64_t columns) {
       static_cast<unsigned>(std::min(rows, kMost))};
 }
 
-// What one thread does of body(row, column).
+// Calls body(row, column) for the elements of one thread.
 template <typename Body>
 LLTM_INLINE void for_each_of_thread(
     Grid grid,

@@ -10,8 +10,9 @@
 // Compiles for the host too, where tests run it.
 namespace lltm {
 
-// gates: of the unit, state_size apart. They hold the pre-activations, but for
-// added if it is not null. They take the activated gates if write_gates.
+// gates: of the unit, state_size apart. They hold the pre-activations, to which
+// added is added if it is not null. If write_gates, the activated gates replace
+// them.
 template <bool write_gates, typename scalar_t, typename opmath_t>
 LLTM_INLINE CellForward<opmath_t> unit_forward(
     scalar_t* gates,
@@ -31,7 +32,7 @@ LLTM_INLINE CellForward<opmath_t> unit_forward(
   return out;
 }
 
-// Returns d_old_cell. d_gates: null if nobody needs them.
+// Returns d_old_cell. d_gates: null if they are not needed.
 template <typename scalar_t, typename opmath_t>
 LLTM_INLINE opmath_t unit_backward(
     opmath_t grad_h,

@@ -34,8 +34,8 @@
 //       args, stream)
 //
 // So tests run all of this on the host. One GEMM makes the products with input
-// of many steps. Then the recurrence does the rest; or else each step makes its
-// products with h, by one GEMM, and its gates, in one kernel.
+// of many steps. Then either the recurrence does the rest, or each step makes
+// its products with h by one GEMM, and its gates in one kernel.
 namespace lltm {
 
 inline at::Tensor as_rows(const at::Tensor& tensor) {
@@ -46,7 +46,7 @@ inline at::Tensor flat_or_none(const OptionalTensor& tensor) {
   return tensor ? tensor->contiguous().flatten() : at::Tensor();
 }
 
-// Bytes, for any byte but 0 is a reset.
+// Read as bytes, because any byte but 0 is a reset.
 inline const uint8_t* bytes_or_null(const at::Tensor& resets) {
   return resets.defined()
       ? reinterpret_cast<const uint8_t*>(resets.const_data_ptr<bool>())
@@ -84,10 +84,10 @@ bool launch_recurrence(const Args& args) {
 }
 
 // In fewer steps, loading the weights into registers costs as much as the
-// recurrence saves (an H100, 256 and 1024 units).
+// recurrence saves.
 constexpr size_t kLeastStepsOfRecurrence = 3;
 
-// Nothing if the recurrence is off, or does not take it.
+// Returns nothing if the recurrence is off, or does not take the sequence.
 template <typename Device, typename Arguments>
 std::optional<recurrence::Sequence> recurrence_sequence(
     const Arguments& a,
@@ -132,7 +132,7 @@ cursor_of(const std::vector<SequenceStep>& steps, int64_t i, bool reverse) {
       steps[i].first_row};
 }
 
-// Contiguous, and aligned as the recurrence reads it.
+// Returns a contiguous tensor, aligned for the recurrence.
 inline at::Tensor aligned(const at::Tensor& tensor) {
   const auto contiguous = tensor.contiguous();
   const auto address = reinterpret_cast<uintptr_t>(contiguous.const_data_ptr());
@@ -162,7 +162,7 @@ class ForwardSteps {
             at::MemoryFormat::Contiguous)),
         sequence_(recurrence_sequence<Device>(a, steps)) {}
 
-  // gates are those of the chunk, and hold its products with input, plus bias.
+  // gates belong to the chunk, and hold its products with input, plus bias.
   template <bool write_gates>
   void run(const SequenceChunk& chunk, const at::Tensor& gates) {
     if (sequence_ && run_recurrence(chunk, gates, write_gates)) {
@@ -293,7 +293,7 @@ ForwardWithGatesResult sequence_forward_impl(
   const auto input_rows = a.input.flatten(0, -2);
   const auto weights_for_input =
       a.weights.narrow(1, state_size, a.input.size(-1)).t();
-  // Gates that nobody wants take memory that does not grow with time.
+  // If the gates are not wanted, their memory does not grow with time.
   const auto most = Device::kBytesOfGates /
       (3 * state_size * static_cast<int64_t>(a.input.element_size()));
   const auto chunks =

@@ -11,7 +11,7 @@ namespace lltm {
 namespace {
 
 struct CudaSequenceDevice : CudaDevice {
-  // What a chunk's gates may take, where nobody wants them.
+  // The memory of a chunk's gates if they are not wanted.
   static constexpr int64_t kBytesOfGates = 64 << 20;
 
   static void

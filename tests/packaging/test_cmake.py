@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ def by_the_docs(test):
 
 def run(commands, folder, **environment):
     result = subprocess.run(
-        ["bash", "-e", "-c", commands],
+        ["bash", "-e", "-c", commands.replace(".venv/bin/python", sys.executable)],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(PACKAGES), **environment},
         capture_output=True,

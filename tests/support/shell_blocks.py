@@ -24,10 +24,9 @@ def assert_prints(commands: str, lines: str, folder: Path, **environment: str) -
     if "gdb" in commands and shutil.which("gdb") is None:
         return
     (folder / "call.py").write_text(CALL_PY)
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     printed = subprocess.run(
-        ["bash", "-c", commands],
-        env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), **environment},
+        ["bash", "-c", commands.replace(".venv/bin/python", sys.executable)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

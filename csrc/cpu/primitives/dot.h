@@ -79,8 +79,8 @@ struct Dot {
       lanes_t sums[kM][kN] = {};
       const bool accumulate = p.accumulate || k > 0;
       alignas(64) T last_a[kM][lanes], last_b[kN][lanes];
-      // Whole vectors of terms, then the rest, padded with zeros: the same code
-      // adds both, so all tiles round alike.
+      // Whole vectors of terms come first, then the rest, padded with zeros.
+      // The same code adds both, so all tiles round alike.
       auto whole = terms / lanes * lanes;
 #pragma GCC unroll 1
       for (int64_t left = whole == terms ? 1 : 2; left > 0; --left) {

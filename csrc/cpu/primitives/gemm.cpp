@@ -10,7 +10,7 @@ namespace {
 
 bool try_bfloat16_gemm() {
 #if defined(__x86_64__) && defined(__GNUC__)
-  // Without the instructions oneDNN emulates them, slower than float.
+  // oneDNN would emulate missing instructions, more slowly than float.
   if (!__builtin_cpu_supports("avx512bf16")) {
     return false;
   }

@@ -19,15 +19,14 @@ namespace lltm {
 constexpr int64_t kVector = 16;
 
 // Terms of a call, which are one chain of additions. In bfloat16 the rounding
-// of inputs and results is larger than the error of any chain. There, 2048 in
-// place of 512 save 9 % at 256x1024x1024 on the Xeon and 7 % on Zen 4, 17 and
-// 13 % at 32x1024x1024, and cost 3 and 0 % at 512x512x512.
+// of inputs and results is larger than the error of any chain, and long chains
+// save time: 17 % at 32x1024x1024 on the Xeon, with 2048 in place of 512.
 template <typename gemm_t>
 constexpr int64_t kMaxK = sizeof(gemm_t) == 2 ? 2048 : kMaxChain;
 
 // Terms that AMX multiplies at a time; other products take pairs of bfloat16.
-// On the Xeon oneDNN's products run at 2000 GFLOP/s for whole tiles, at 900 to
-// 1400 for other sizes, and at 340 for some, like 388 and 556.
+// On the Xeon oneDNN's products are fastest for whole tiles, at 2000 GFLOP/s.
+// For some other sizes, like 388 and 556, they are six times as slow.
 inline int64_t terms_of_a_tile() {
 #if defined(__x86_64__) && defined(__GNUC__)
   static const bool has_amx = __builtin_cpu_supports("amx-bf16");
@@ -38,12 +37,12 @@ inline int64_t terms_of_a_tile() {
 }
 
 // With so many terms or more, those beyond whole tiles are a product of their
-// own, where operands cannot be padded. On the Xeon 512x256x300 takes 43 % less
-// time in bfloat16; 100x100x300, with 400 terms, takes 6 % more.
+// own, unless operands can be padded. 512x256x300 in bfloat16 takes 43 % less
+// time on the Xeon. With fewer terms it takes longer.
 constexpr int64_t kTermsWorthTwoProducts = 384;
 
-// Rows of C in a call, of those that remain: few sizes, for oneDNN generates a
-// kernel for each.
+// Rows of C in a call, of those that remain. There are few such sizes, because
+// oneDNN generates a kernel for each.
 inline int64_t rows_of_a_call(int64_t left) {
   constexpr int64_t most = 128;
   return left < kVector ? left : std::min(most, left / kVector * kVector);
@@ -59,13 +58,12 @@ constexpr int64_t round_up(int64_t n, int64_t multiple) {
 }
 
 // Whether this CPU multiplies bfloat16 natively, and oneDNN may use it. Float
-// needs no question: where oneDNN has no kernel, PyTorch takes the BLAS.
+// needs no such check: if oneDNN has no kernel, PyTorch takes the BLAS.
 bool has_bfloat16_gemm();
 
 // Whether oneDNN multiplies faster than the tile. Only oneDNN takes pairs. With
-// AVX-512 it is ahead in float32: on the Xeon backward would take 5 to 10 %
-// more at 256x1024x1024, at 64x1024x1024, and in sequences of 512 units, and
-// forward of 16 rows 20 to 30 %.
+// AVX-512 it is also ahead in float32: on the Xeon the tile would take 5 to 10
+// % longer in backward of large shapes, and 20 to 30 % in forward of 16 rows.
 template <typename gemm_t>
 bool is_onednn_faster() {
   return kPair<gemm_t> == 2 ||
@@ -82,8 +80,8 @@ int64_t terms_of_a_call(int64_t left) {
       : terms;
 }
 
-// What multiplies a block: the tile, or oneDNN in calls of some rows, or of all
-// rows, whose number then must not follow from the batch.
+// How a block is multiplied: by the tile, or by oneDNN in calls of some rows or
+// of all. If of all, their number must not follow from the batch.
 enum class Method { kTile, kOneDNN, kOneDNNInOneCall };
 
 template <typename gemm_t>
@@ -121,7 +119,7 @@ void gemm(Method method, const Product<gemm_t>& product) {
   }
 }
 
-// To be called by a thread after its last gemm: AMX tiles are a state of the
+// A thread calls this after its last gemm, because AMX tiles are a state of the
 // thread.
 template <typename gemm_t>
 void release_gemm() {

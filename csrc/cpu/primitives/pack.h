@@ -20,7 +20,7 @@
 // are for vectorized().
 namespace lltm {
 
-// What a transposition for gemm() moves as one.
+// The elements that a transposition for gemm() moves as one.
 template <typename gemm_t>
 struct Pair {
   gemm_t first;
@@ -234,7 +234,7 @@ struct PackRows {
     }
   }
 
-  // By the bits: loops that copy the struct do not vectorise.
+  // Copied by the bits, because loops that copy the struct do not vectorise.
   C10_ALWAYS_INLINE void two_rows(
       const scalar_t* __restrict__ first,
       const scalar_t* __restrict__ second,

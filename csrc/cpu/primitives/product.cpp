@@ -13,9 +13,9 @@ namespace {
 
 // Terms of B that are copied at a time, at most: they lie on the stack.
 constexpr int64_t kCopiedTerms = 256;
-// With so many rows of A a tile asks for its share of what is copied next of B,
-// whose rows may lie too far apart for the processor to fetch it. Fewer rows
-// take as long to ask as to wait.
+// With so many rows of A a tile prefetches its share of the part of B that is
+// copied next, because its rows may lie too far apart for the processor to do
+// so. With fewer rows prefetching takes as long as waiting.
 constexpr int64_t kRowsWorthFetching = 64;
 // Up to so many terms, a panel of C gets all its terms before the next panel,
 // and each panel reads all of A. With more, all panels take the terms of one
@@ -97,7 +97,7 @@ struct Multiply {
       panel<kBytes, 3>(first_term, end_term, column, 3 * lanes);
       column += 3 * lanes;
     }
-    // 4 are two panels of 2, for a panel of 1 is the slowest.
+    // 4 are two panels of 2, because a panel of 1 is the slowest.
     for (; vectors >= 2; vectors -= 2) {
       panel<kBytes, 2>(first_term, end_term, column, 2 * lanes);
       column += 2 * lanes;
@@ -117,8 +117,8 @@ struct Multiply {
     constexpr auto width = kVectors * Lanes<T, kBytes>::count;
     alignas(64) T copied[kCopiedTerms * width];
     const Matrix<T> copy{copied, width};
-    // Not by the rows of this call: what is copied is added in shorter chains.
-    // A packed panel lies together already.
+    // Decided by all rows, not by those of this call, because copied terms are
+    // added in shorter chains. A packed panel lies together already.
     const bool copies =
         columns < width || (p.all_rows > kFewRows && p.B.ld > width);
     const bool fetches = copies && p.M >= kRowsWorthFetching;

@@ -12,13 +12,14 @@ namespace lltm {
 // With more rows of A, B is copied, so that what each tile reads lies together
 // in L1.
 constexpr int64_t kFewRows = 24;
-// With so few terms most of the time is writing C, so it is written in long
-// rows. The tiles read B as it lies, for a copy would be read by few of them.
+// With so few terms most of the time goes into writing C, so it is written in
+// long rows. The tiles read B as it lies, because few of them would read a
+// copy.
 constexpr int64_t kFewTerms = 64;
 
 // Terms of one chain of additions, at most. So few keep the error below twice
-// that of PyTorch's products; a chain of 768 has 2.5 times their error. 256
-// terms take 2 % more time at 256x1024x1024 and in sequences, on Zen 4.
+// that of PyTorch's products. 256 terms take 2 % longer at 256x1024x1024 and in
+// sequences, on Zen 4.
 constexpr int64_t kMaxChain = 512;
 
 // Terms that all of A is multiplied with at a time. Three vectors of B then
@@ -47,9 +48,9 @@ struct Product {
   int64_t chain = kMaxChain; // terms that are added one after the other
 };
 
-// On the calling thread, in float or double, with one term at least. By
-// reference: a copy of a Matrix waits until both of its members are stored, and
-// 128x1x128x128 took 7 % more time on the Xeon.
+// Runs on the calling thread, in float or double, with one term at least. The
+// product comes by reference: a copy of a Matrix waits until both of its
+// members are stored, and 128x1x128x128 takes 7 % longer on the Xeon.
 template <typename T>
 void multiply(const Product<T>& product);
 

@@ -16,8 +16,8 @@
 
 namespace lltm {
 
-// Terms that oneDNN's products take, with zeros beyond size: a few numbers, for
-// it generates a kernel for each and keeps it.
+// Terms that oneDNN's products take, with zeros beyond size. There are few such
+// numbers, because oneDNN generates a kernel for each and keeps it.
 template <typename gemm_t>
 int64_t terms_of(int64_t size) {
   if (size < kVector) {
@@ -28,12 +28,11 @@ int64_t terms_of(int64_t size) {
       size, kPair<gemm_t> == 2 ? std::max(least, terms_of_a_tile()) : least);
 }
 
-// Sums of so many terms are added up, and then added to one another: one chain
-// of all 131,072 rows of a batch has three times the error of PyTorch's
-// product.
+// Sums of so many terms are added up, and then added to one another. One chain
+// over a batch of 131,072 rows has three times the error of PyTorch's product.
 constexpr int64_t kTermsOfASum = 8192;
 
-// How a product is divided, and by what it is multiplied.
+// How a product is divided, and by which code it is multiplied.
 struct Blocks {
   Method method;
   // Each task computes so many rows and columns of the result.
@@ -43,9 +42,9 @@ struct Blocks {
   int64_t terms;
 };
 
-// A product on all threads. A has terms_of(K) columns, which are zero beyond K,
-// where oneDNN multiplies. B is packed if it is converted,
-// or multiplied by oneDNN. C is computed in opmath_t.
+// A product on all threads. If oneDNN multiplies, A has terms_of(K) columns,
+// which are zero beyond K. B is packed if it is converted or oneDNN multiplies.
+// C is computed in opmath_t.
 template <typename scalar_t, typename gemm_t, typename out_t>
 class ProductOnThreads {
  public:
@@ -188,7 +187,7 @@ class ProductOnThreads {
       blocks_.method == Method::kTile ? p_.K : terms_of<gemm_t>(p_.K);
   const int64_t width_ = round_up(blocks_.columns, kVector);
   const int64_t row_blocks_ = at::divup(p_.M, blocks_.rows);
-  // All panels, for they serve several blocks of rows.
+  // Packs all panels, because several blocks of rows use them.
   const bool packs_first_ = packs_ && row_blocks_ > 1;
   const int64_t panels_ = at::divup(p_.N, blocks_.columns);
   const Scratch<gemm_t> packed_;

@@ -19,8 +19,8 @@ namespace lltm {
 
 // A barrier costs some 200 ns.
 constexpr int64_t kNanosecondsWorthABarrier = 500;
-// Some 30 us. Who has not come to a barrier by then may be waiting for this
-// very core.
+// Some 30 us. A thread that has not come to a barrier by then may be waiting
+// for this core.
 constexpr int kSpinsOfABarrier = 2000;
 
 class Barrier {
@@ -71,7 +71,7 @@ class Barrier {
   }
 
   const int64_t slots_;
-  // On cache lines of their own: those who wait read only the second.
+  // On cache lines of their own, because waiting threads read only the second.
   alignas(64) std::atomic<int64_t> missing_;
   alignas(64) std::atomic<int64_t> phase_{0};
   std::atomic<bool> failed_{false};
@@ -111,8 +111,8 @@ struct Part {
   }
 };
 
-// How the threads divide each step: first the rows of the batch, which need
-// no barrier, then hidden units.
+// How the threads divide each step: by the rows of the batch, which needs no
+// barrier, then by hidden units.
 struct TeamShape {
   int64_t row_groups;
   int64_t unit_groups;
@@ -134,8 +134,8 @@ struct TeamShape {
   }
 };
 
-// The processors that the threads of a team may run on. OpenMP counts them, for
-// with OMP_PROC_BIND the system lets each thread run on one alone.
+// The number of processors for the threads of a team. OpenMP counts them,
+// because with OMP_PROC_BIND the system binds each thread to one.
 inline int64_t num_processors() {
 #ifdef _OPENMP
   return omp_get_num_procs();

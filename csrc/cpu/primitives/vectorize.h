@@ -6,10 +6,10 @@
 
 #include <cstdint>
 
-// The body of a loop compiled for each instruction set, and the choice at run
-// time, by cpu_capability(). No per-file compiler flags: the body is plain C++,
-// marked always_inline, and takes on the instruction set of the function around
-// it.
+// Compiles the body of a loop for each instruction set, and chooses at run time
+// by cpu_capability(). It needs no compiler flags for single files: the body is
+// plain C++, marked always_inline, and gets the instruction set of the function
+// around it.
 #if defined(__x86_64__) && defined(__GNUC__) && \
     !defined(LLTM_ONE_INSTRUCTION_SET)
 #define LLTM_AVX2 __attribute__((target("avx2,fma,f16c")))
@@ -70,8 +70,8 @@ Run<Body> choose_run() {
   return &run_default<Body>;
 }
 
-// Returns what to call with the body and its range. What that calls has to be
-// C10_ALWAYS_INLINE.
+// Returns the function to call with the body and its range. All functions that
+// the body calls have to be C10_ALWAYS_INLINE.
 template <typename Body>
 Run<Body> vectorized() {
   static const Run<Body> run = choose_run<Body>();

@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <cstdint>
 
-// How long work takes, to decide how many threads it is worth, and how it is
-// divided among them.
+// Estimates of time, which decide how many threads work is worth, and how they
+// divide it.
 namespace lltm {
 
 // Measured on Zen 5.
@@ -27,12 +27,11 @@ inline int64_t grain_size(int64_t nanoseconds_per_task) {
       1, kNanosecondsWorthAThread / std::max<int64_t>(1, nanoseconds_per_task));
 }
 
-// The size of blocks of rows, hidden units or columns, of which most is rounded
-// to whole vectors, and at least so large where that is possible. If there are
-// few blocks, each thread gets as much as any other: on two threads of the
-// Xeon, 512x2048x130 takes 27 % less time with four blocks of 33 units than
-// with 48, 48 and 34. Many blocks have whole vectors, and so do those of one
-// thread.
+// The size of blocks of rows, hidden units or columns. Its limits are most,
+// rounded to whole vectors, and least where that is possible. Few blocks are of
+// equal size, so that each thread gets as much as any other: on two threads of
+// the Xeon, 512x2048x130 takes 27 % less time. Many blocks, and those of one
+// thread, have whole vectors.
 inline int64_t
 size_of_a_block(int64_t size, int64_t most, int64_t least = kVector) {
   const int64_t threads = at::get_num_threads();

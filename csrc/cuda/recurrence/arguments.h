@@ -39,7 +39,7 @@ constexpr int kMostUnits = kWarps * kColumnBlocks * kColumns;
 // Partial sums, rows by columns of the result of mma: two more than 8, so that
 // the lanes of a warp read from different banks.
 constexpr int kSumStride = kTileRows + 2;
-// So that the arguments of a kernel stay below 4 KiB.
+// So few that the arguments of a kernel stay below 4 KiB.
 constexpr int kMostPackedBatch = 896;
 constexpr uint32_t kSentinel = 0xffffffffu;
 
@@ -106,8 +106,8 @@ struct Cursor {
   }
 };
 
-// What both directions take: contiguous tensors, but for weights. state_size is
-// a multiple of 32, at most kMostUnits.
+// The arguments of both directions. Tensors are contiguous, except for weights.
+// state_size is a multiple of 32, at most kMostUnits.
 template <typename scalar_t>
 struct Arguments {
   Sequence sequence;

@@ -137,7 +137,7 @@ class BackwardBlock {
 
   LLTM_INLINE void compute(const float* sums, int i) {
     const auto own = part_.owned_row(i);
-    // Not by zeros in the product: weights may be infinite.
+    // Zeros in the product would not do, because weights may be infinite.
     const bool carries = own < after_.rows && resets_after_[i] == 0;
     const float d_h = carries ? part_.total(sums, i, 1, 0) : 0;
     d_cell_[i] = carries ? d_cell_[i] : 0;
@@ -175,7 +175,7 @@ class BackwardBlock {
   const int column_blocks_;
   uint32_t weights_[3][kColumnBlocks][1][2][4] = {};
   float d_cell_[Part<tiles>::kOwned] = {};
-  // What follows belongs to the step that runs next.
+  // From here on, everything belongs to the step that runs next.
   Cursor step_;
   Cursor after_;
   Source<scalar_t> sources_[tiles];

@@ -4,11 +4,11 @@
 
 #include <cstdint>
 
-// What the blocks of both directions share.
+// Code that the blocks of both directions share.
 namespace lltm::recurrence {
 
-// What a lane holds of the operands of mma: its group, in the words of the PTX
-// ISA, and its place there.
+// The part of mma's operands that a lane holds: its group, as the PTX ISA calls
+// it, and its place there.
 struct Lane {
   int warp;
   int group;
@@ -18,8 +18,8 @@ struct Lane {
       : warp(thread / 32), group(thread % 32 / 4), quad(thread % 4) {}
 };
 
-// What a thread does: as a lane, and for the elements of the state that it
-// owns, of its unit and one row of every second tile.
+// The work of a thread: as a lane, and for the elements of the state that it
+// owns. These are of its unit and one row of every second tile.
 template <int tiles>
 struct Part : Lane {
   static constexpr int kOwned = (tiles + 1) / 2;
@@ -41,7 +41,7 @@ struct Part : Lane {
     unit = first_unit + unit_of_block;
   }
 
-  // How many of all blocks of columns this warp takes.
+  // The number of blocks of columns that this warp takes.
   LLTM_INLINE int column_blocks(int all) const {
     return (all - warp + kWarps - 1) / kWarps;
   }
@@ -77,7 +77,7 @@ struct Part : Lane {
       const int at = sums_at(first_tile + 2 * i, from, results, result);
       of_warp[from] = sums[at + unit_of_block * kSumStride + row_of_tile];
     }
-    // In pairs, which makes a shorter chain.
+    // Added in pairs, which makes a shorter chain.
 #pragma unroll
     for (int half = kWarps / 2; half > 0; half /= 2) {
 #pragma unroll
@@ -116,8 +116,8 @@ LLTM_INLINE bool has_arrived(const Words& words) {
       words.word[2] != kSentinel && words.word[3] != kSentinel;
 }
 
-// What a lane reads of a row that other blocks may still be writing: 16 bytes
-// of every block of columns of its warp.
+// The part that a lane reads of a row that other blocks may still be writing:
+// 16 bytes of every block of columns of its warp.
 template <typename scalar_t>
 struct Source {
   const scalar_t* from; // the first of them, or null: zeros
@@ -154,7 +154,7 @@ class Gathered {
       return before;
     };
     if (source.waits) {
-      // Not by a loop over i: nvcc 13.0 does not unroll it, so that words_
+      // Without a loop over i, because nvcc 13.0 does not unroll it, and words_
       // would lie in memory.
       static_assert(kColumnBlocks == 4);
       for (int64_t turn = 0;
@@ -171,7 +171,7 @@ class Gathered {
   }
 
   // products[half][result] += the halves of weights[i][result] @ block i, for
-  // all that there are: two chains, each half as long.
+  // all i. These are two chains, each half as long.
   template <typename scalar_t, int results, typename Machine>
   LLTM_INLINE void multiply(
       const Machine& machine,

@@ -9,8 +9,8 @@ namespace lltm::recurrence {
 template <int tiles>
 constexpr int kForwardSums = tiles * kWarps * 3 * kUnits * kSumStride;
 
-// A block's part of the forward recurrence. What does not need h is done while
-// the other blocks compute theirs: addresses, and loads from memory.
+// A block's part of the forward recurrence. It computes addresses and loads
+// from memory, which need no h, while the other blocks compute theirs.
 template <int tiles, typename scalar_t, typename Machine>
 class ForwardBlock {
  public:
@@ -188,7 +188,7 @@ class ForwardBlock {
   const int column_blocks_;
   uint32_t weights_[kColumnBlocks][3][2][4] = {};
   float cell_[Part<tiles>::kOwned] = {};
-  // What follows belongs to the step that runs next.
+  // From here on, everything belongs to the step that runs next.
   Cursor step_;
   Source<scalar_t> sources_[tiles];
   scalar_t products_[Part<tiles>::kOwned][3] = {};

@@ -10,7 +10,7 @@
 
 namespace lltm::recurrence {
 
-// What the recurrence asks of a GPU, mostly an instruction each.
+// The operations of a GPU that the recurrence needs. Most are one instruction.
 struct GpuMachine {
   __device__ int thread() const {
     return threadIdx.x;
@@ -28,7 +28,7 @@ struct GpuMachine {
     __syncwarp();
   }
 
-  // Called between two looks at words that have not arrived. Debug builds, and
+  // Called between two reads of words that have not arrived. Debug builds, and
   // LLTM_BOUND_WAITS, end a hang.
   __device__ void pause([[maybe_unused]] int64_t turn) const {
 #if defined(__CUDACC_DEBUG__) || defined(LLTM_BOUND_WAITS)
@@ -42,7 +42,7 @@ struct GpuMachine {
     return __shfl_xor_sync(0xffffffffu, value, mask);
   }
 
-  // Each word by itself, as the whole GPU sees it.
+  // Reads each word by itself, as the whole GPU sees it.
   __device__ Words load_relaxed(const Words* from) const {
     Words words;
     asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -55,7 +55,8 @@ struct GpuMachine {
     return words;
   }
 
-  // Into the cache that all read, where the first look would go to memory.
+  // Loads into the cache that all blocks read. Otherwise the first read would
+  // go to memory.
   __device__ void prefetch(const void* line) const {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
   }
@@ -94,7 +95,7 @@ struct GpuMachine {
     }
 #undef LLTM_MMA
 #else
-    // resident_blocks() refuses what was compiled for older GPUs.
+    // resident_blocks() refuses code that was compiled for older GPUs.
     __trap();
 #endif
   }

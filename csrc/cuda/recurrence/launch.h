@@ -44,7 +44,7 @@ launch_with_tiles(const Gpu& gpu, const Args& args, int least_tiles) {
 // Tests ask for more tiles in a block than the batch needs.
 template <typename Gpu, typename Args>
 Outcome launch(const Gpu& gpu, const Args& args, int least_tiles = 1) {
-  // The fewer tiles a block takes, the more blocks work.
+  // With fewer tiles in a block, more blocks work.
   auto outcome = launch_with_tiles<1>(gpu, args, least_tiles);
   if (!outcome) {
     outcome = launch_with_tiles<2>(gpu, args, least_tiles);

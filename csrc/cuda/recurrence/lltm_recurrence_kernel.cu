@@ -60,8 +60,8 @@ struct CurrentGpu {
     if (!answered) {
       cudaGetLastError(); // or the next launch check would find it
     }
-    // mma.m16n8k16 is there from 8.0 on. A newer GPU may run what was compiled
-    // for an older one, and has none of it then.
+    // mma.m16n8k16 exists from 8.0 on. A newer GPU may run code that was
+    // compiled for an older one, which does not use it.
     const bool can = answered && cooperative != 0 && compiled.ptxVersion >= 80;
     return can ? int64_t(blocks) * processors : 0;
   }
