@@ -77,19 +77,27 @@ at::Tensor old_state(
 
 } // namespace
 
+// Few operators for many steps: on a GPU each is a launch.
 at::Tensor old_states(
     const std::vector<SequenceStep>& steps,
     const at::Tensor& states,
     const at::Tensor& initial,
     bool reverse,
     const OptionalTensor& resets) {
-  std::vector<at::Tensor> tensors;
-  tensors.reserve(steps.size());
-  for (size_t i = 0; i < steps.size(); ++i) {
-    const auto before = i == 0 ? initial : of_step(states, steps[i - 1]);
-    tensors.push_back(old_state(steps[i], before, initial, resets));
+  std::vector<at::Tensor> in_order_of_time;
+  for (size_t t = 0; t < steps.size(); ++t) {
+    const auto i = reverse ? steps.size() - 1 - t : t;
+    const auto& [first_row, rows, carried] = steps[i];
+    if (carried > 0) {
+      in_order_of_time.push_back(
+          states.narrow(0, steps[i - 1].first_row, carried));
+    }
+    if (carried < rows || rows == 0) {
+      in_order_of_time.push_back(initial.narrow(0, carried, rows - carried));
+    }
   }
-  return in_order_of_time(std::move(tensors), reverse);
+  const auto all = at::cat(in_order_of_time, 0);
+  return resets ? all.masked_fill(resets->unsqueeze(1), 0) : all;
 }
 
 ForwardWithGatesResult sequence_forward_with_gates_kernel(
