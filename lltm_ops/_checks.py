@@ -2,7 +2,7 @@
 
 import numbers
 import operator
-from typing import Any
+from typing import Any, List  # noqa: UP035
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +49,44 @@ def check_tensor(owner: str, name: str, value: Tensor, expected: str = "a tensor
         )
 
 
+def fault_of_kind(
+    owner: str,
+    of_dtype: type[Exception],
+    weights: Tensor,
+    input: Tensor,
+    state: dict[str, Tensor],
+) -> Exception | None:
+    """What an operator finds wrong with layout, device or dtype of a call's tensors.
+
+    Looked for where it costs nothing: while a graph is made, and after the operator has raised.
+    """
+    for name, tensor in {"input": input, **state}.items():
+        other, like = (weights, "the parameters") if tensor is input else (input, "input")
+        if tensor.layout != torch.strided:
+            return RuntimeError(
+                f"{owner}: expected {name} to be a dense tensor, but got layout {tensor.layout}"
+            )
+        if tensor.device != other.device:
+            return RuntimeError(
+                f"{owner}: expected {name} to be on the device of {like}, {other.device}, "
+                f"but got {tensor.device}"
+            )
+        if tensor.dtype != other.dtype and not _are_cast(tensor, other):
+            return (of_dtype if tensor is input else RuntimeError)(
+                f"{owner}: expected {name} to have the dtype of {like}, {other.dtype}, "
+                f"but got {tensor.dtype}"
+            )
+    return None
+
+
+def _are_cast(*tensors: Tensor) -> bool:
+    """Whether autocast gives them one dtype."""
+    device = tensors[0].device.type
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+        return False
+    return all(t.is_floating_point() and t.dtype != torch.float64 for t in tensors)
+
+
 def is_tracing() -> bool:
     """Whether torch.jit.trace runs. Sizes are tensors then, and become constants as ints."""
     return torch.jit.is_tracing()  # type: ignore
@@ -57,6 +95,16 @@ def is_tracing() -> bool:
 def in_a_graph() -> bool:
     """Whether a graph is made that has to be right for other sizes, too."""
     return torch.compiler.is_compiling() or is_tracing()
+
+
+@torch.jit.unused
+def may_have_shape(tensor: Tensor, shape: List[int]) -> bool:  # noqa: UP006
+    """Whether a compiler, which may not know sizes, leaves it open that these are the tensor's."""
+    from torch.fx.experimental.symbolic_shapes import guard_or_true
+
+    return len(tensor.shape) == len(shape) and all(
+        guard_or_true(size == other) for size, other in zip(tensor.shape, shape, strict=True)
+    )
 
 
 def node_of_fx(module: nn.Module, arguments: dict[str, Any]) -> Any:

@@ -11,7 +11,9 @@ from torch.compiler import is_compiling
 
 from lltm_ops._checks import (
     check_tensor,
+    fault_of_kind,
     flag_as_bool,
+    may_have_shape,
     node_of_fx,
     refuse_hx,
     size_as_int,
@@ -48,8 +50,8 @@ class LLTMCell(nn.Module):
 
     Raises:
         TypeError: for sizes that are no integers, and for arguments of a call that are no tensors.
-        ValueError: from the constructor, for negative sizes; from the call, for input of another
-            number of dimensions.
+        ValueError: from the constructor, for negative sizes; from the call, for input or state of
+            neither 1 nor 2 dimensions.
         RuntimeError: from the call, for tensors of other sizes, and as :func:`lltm_ops.forward`.
 
     Example::
@@ -120,9 +122,12 @@ class LLTMCell(nn.Module):
             fit = len(h_sizes) == len(sizes) == len(c_sizes)
             if fit and are_numbers:
                 fit = h_sizes[-1] == self.hidden_size == c_sizes[-1]
-            # While compiling, the operator compares the batch, whose value may be unknown.
-            if batched and fit and are_numbers and not is_compiling():
-                fit = h_sizes[0] == sizes[0] == c_sizes[0]
+            if batched and fit and are_numbers:
+                if is_compiling():
+                    shape = [sizes[0], self.hidden_size]
+                    fit = may_have_shape(h, shape) and may_have_shape(c, shape)
+                else:
+                    fit = h_sizes[0] == sizes[0] == c_sizes[0]
             if not fit:
                 self._refuse_state(input, h, c)
         if not batched:
@@ -130,10 +135,34 @@ class LLTMCell(nn.Module):
         bias = self.bias
         if bias is None:
             bias = self.weights.new_zeros(3 * self.hidden_size)
-        new_h, new_cell = _forward(input, self.weights, bias, h, c)
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
+            new_h, new_cell = _forward(input, self.weights, bias, h, c)
+        else:
+            new_h, new_cell = self._step(input, bias, h, c)
         if not batched:
             new_h, new_cell = new_h.squeeze(0), new_cell.squeeze(0)
         return new_h, new_cell
+
+    @torch.jit.unused
+    def _step(self, input: Tensor, bias: Tensor, h: Tensor, c: Tensor) -> Tuple[Tensor, Tensor]:  # noqa: UP006
+        """The operator, whose faults are told in the names that the user of the cell knows."""
+        if is_compiling():
+            fault = self._fault(input, h, c)
+            if fault is not None:
+                raise fault
+            return _forward(input, self.weights, bias, h, c)  # type: ignore[no-any-return]
+        try:
+            return _forward(input, self.weights, bias, h, c)  # type: ignore[no-any-return]
+        except RuntimeError:
+            fault = self._fault(input, h, c)
+            if fault is not None:
+                raise fault from None
+            raise
+
+    @torch.jit.unused
+    def _fault(self, input: Tensor, h: Tensor, c: Tensor) -> Any:
+        state = {"h": h, "c": c}
+        return fault_of_kind("lltm_ops.LLTMCell", RuntimeError, self.weights, input, state)
 
     def _called_with_others(
         self,
@@ -165,10 +194,13 @@ class LLTMCell(nn.Module):
     def _refuse_state(self, input: Tensor, h: Tensor, c: Tensor) -> None:
         names = "[batch, hidden_size]" if input.dim() == 2 else "[hidden_size]"
         expected = list(input.shape[:-1]) + [self.hidden_size]  # noqa: RUF005
-        raise RuntimeError(
+        words = (
             f"lltm_ops.LLTMCell: expected h and c to have shape {names} = {expected}, "
             f"but got {list(h.shape)} and {list(c.shape)}"
         )
+        if min(h.dim(), c.dim()) < 1 or max(h.dim(), c.dim()) > 2:
+            raise ValueError(words)  # as nn.LSTMCell does
+        raise RuntimeError(words)
 
     def extra_repr(self) -> str:
         bias = "" if self.bias is not None else ", bias=False"

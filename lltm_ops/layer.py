@@ -17,9 +17,10 @@ from torch.nn.utils.rnn import PackedSequence
 from lltm_ops._checks import (
     check_probability,
     check_tensor,
+    fault_of_kind,
     flag_as_bool,
-    in_a_graph,
     is_tracing,
+    may_have_shape,
     node_of_fx,
     refuse_hx,
     size_as_int,
@@ -96,7 +97,7 @@ class LLTM(nn.Module):
         TypeError: for sizes that are no integers, options that are no bools, and arguments of a
             call that are no tensors.
         ValueError: from the constructor, for sizes and probabilities out of range; from the call,
-            for input of another number of dimensions.
+            for input of another number of dimensions or another dtype.
         RuntimeError: from the call, for tensors of other sizes, and as
             :func:`lltm_ops.sequence_forward`.
 
@@ -237,24 +238,14 @@ class LLTM(nn.Module):
                 self._check_state(hx, [])
                 hx = (hx[0].unsqueeze(1), hx[1].unsqueeze(1))
             if resets is not None:
-                if resets.dim() != 1:
-                    raise RuntimeError(
-                        "lltm_ops.LLTM: expected resets to have 1 dimension [time] for input "
-                        f"without batch, but got {resets.dim()}"
-                    )
+                self._check_resets(resets, "[time]", list(input.shape[:1]))
                 resets = resets.unsqueeze(1)
             output, cells, h_n, c_n = self._run(input.unsqueeze(1), hx, None, resets)
             output, cells = output.squeeze(1), cells.squeeze(1)
             h_n, c_n = h_n.squeeze(1), c_n.squeeze(1)
         elif self.batch_first and input.dim() == 3:
             if resets is not None:
-                expected = list(input.shape[:2])
-                # A compiler may not know sizes, so the operator compares them.
-                if not in_a_graph() and list(resets.shape) != expected:
-                    raise RuntimeError(
-                        f"lltm_ops.LLTM: expected resets to have shape [batch, time] = {expected}, "
-                        f"but got {list(resets.shape)}"
-                    )
+                self._check_resets(resets, "[batch, time]", list(input.shape[:2]))
                 resets = resets.transpose(0, 1)
             output, cells, h_n, c_n = self._run(input.transpose(0, 1), hx, None, resets)
             output, cells = output.transpose(0, 1), cells.transpose(0, 1)
@@ -335,20 +326,40 @@ class LLTM(nn.Module):
         # By their names, where pruning and parametrization put the tensors to use.
         return [getattr(self, name) for name in self._parameter_names]
 
-    def _check_state(self, hx: Tuple[Tensor, Tensor], batch: List[int]) -> None:
+    def _check_resets(self, resets: Tensor, names: str, expected: List[int]) -> None:
+        if is_tracing():
+            fit = resets.dim() == len(expected)
+        elif torch.compiler.is_compiling():
+            fit = may_have_shape(resets, expected)
+        else:
+            fit = list(resets.shape) == expected
+        if not fit:
+            raise RuntimeError(
+                f"lltm_ops.LLTM: expected resets to have shape {names} = {expected}, "
+                f"but got {list(resets.shape)}"
+            )
+
+    def _check_state(
+        self, hx: Tuple[Tensor, Tensor], batch: List[int], batch_is_known: bool = True
+    ) -> None:
         directions = 2 if self.bidirectional else 1
         expected = [self.num_layers * directions] + batch + [self.hidden_size]
         h_0, c_0 = hx
         if is_tracing():
             # Sizes are tensors while tracing; the number of unbound tensors is an int.
             fit = len(h_0.unbind()) == expected[0] == len(c_0.unbind())
+        elif torch.compiler.is_compiling():
+            fit = may_have_shape(h_0, expected) and may_have_shape(c_0, expected)
         else:
             fit = list(h_0.shape) == expected == list(c_0.shape)
         if not fit:
             names = "batch, hidden_size" if len(batch) > 0 else "hidden_size"
+            sizes = f"{expected}"
+            if not batch_is_known:
+                sizes = f"[{expected[0]}, batch, {self.hidden_size}]"
             raise RuntimeError(
                 "lltm_ops.LLTM: expected h_0 and c_0 to have shape [num_layers * directions, "
-                f"{names}] = {expected}, but got {list(h_0.shape)} and {list(c_0.shape)}"
+                f"{names}] = {sizes}, but got {list(h_0.shape)} and {list(c_0.shape)}"
             )
 
     def _state(
@@ -359,9 +370,12 @@ class LLTM(nn.Module):
     ) -> Tuple[Tensor, Tensor]:
         """Returns hx, or zeros if there is none."""
         if hx is not None:
-            # Its batch also stands in batch_sizes, whose values a compiler does not know.
-            packed_batch = hx[0].size(1) if hx[0].dim() == 3 else 0
-            self._check_state(hx, [input.size(1) if batch_sizes is None else packed_batch])
+            if batch_sizes is None:
+                self._check_state(hx, [input.size(1)])
+            else:
+                # The operator compares it with batch_sizes, whose values a compiler has not.
+                batch = hx[0].size(1) if hx[0].dim() == 3 else 0
+                self._check_state(hx, [batch], batch_is_known=False)
             return hx
         batch = input.size(1) if batch_sizes is None else batch_of(batch_sizes, input)
         directions = 2 if self.bidirectional else 1
@@ -376,12 +390,60 @@ class LLTM(nn.Module):
         resets: Optional[Tensor],
     ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
         """Returns output and cells of the last layer, and h_n and c_n of all. Time comes first."""
-        if input.dim() != 3 and batch_sizes is None:
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
+            return self._run_layers(input, hx, batch_sizes, resets)
+        else:
+            return self._run_and_explain(input, hx, batch_sizes, resets)
+
+    @torch.jit.unused
+    def _run_and_explain(
+        self,
+        input: Tensor,
+        hx: Optional[Tuple[Tensor, Tensor]],
+        batch_sizes: Optional[Tensor],
+        resets: Optional[Tensor],
+    ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Does the same, and tells what the operator refuses in the names that the user knows."""
+        if torch.compiler.is_compiling():
+            fault = self._fault(input, hx)
+            if fault is not None:
+                raise fault
+            return self._run_layers(input, hx, batch_sizes, resets)
+        try:
+            return self._run_layers(input, hx, batch_sizes, resets)
+        except RuntimeError:
+            fault = self._fault(input, hx)
+            if fault is not None:
+                raise fault from None
+            raise
+
+    @torch.jit.unused
+    def _fault(self, input: Tensor, hx: Optional[Tuple[Tensor, Tensor]]) -> Optional[Exception]:
+        weights = self._parameters_in_order()[0]
+        state = {} if hx is None else {"h_0": hx[0], "c_0": hx[1]}
+        return fault_of_kind("lltm_ops.LLTM", ValueError, weights, input, state)
+
+    def _run_layers(
+        self,
+        input: Tensor,
+        hx: Optional[Tuple[Tensor, Tensor]],
+        batch_sizes: Optional[Tensor],
+        resets: Optional[Tensor],
+    ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+        if batch_sizes is not None:
+            if input.dim() != 2:
+                raise ValueError(
+                    "lltm_ops.LLTM: expected input beside batch_sizes to have 2 dimensions "
+                    f"[rows, input_size], but got {input.dim()}"
+                )
+            if resets is not None:
+                self._check_resets(resets, "[rows]", [input.size(0)])
+        elif input.dim() != 3:
             raise ValueError(
                 "lltm_ops.LLTM: expected input to have 2 dimensions [time, input_size] or 3 with a "
                 f"batch, but got {input.dim()}"
             )
-        if input.dim() > 0 and not is_tracing() and input.size(-1) != self.input_size:
+        if not is_tracing() and input.size(-1) != self.input_size:
             raise RuntimeError(
                 f"lltm_ops.LLTM: expected input to have input_size = {self.input_size} features, "
                 f"but got {input.size(-1)}"

@@ -50,18 +50,15 @@ std::vector<SequenceStep> packed_steps(
   const auto* sizes = data_of(op, batch_sizes);
   std::vector<SequenceStep> steps;
   int64_t rows = 0;
-  int64_t before = h0.size(0);
+  auto before = std::numeric_limits<int64_t>::max();
   for (int64_t t = 0; t < batch_sizes.size(0); ++t) {
     const auto size = sizes != nullptr ? sizes[t * batch_sizes.stride(0)]
                                        : batch_sizes[t].item<int64_t>();
     TORCH_CHECK(
-        size >= 0 && size <= before && (t > 0 || size == before),
+        size >= 0 && size <= before,
         expected(
             op,
-            c10::str(
-                "batch_sizes to begin with the batch of h0, ",
-                h0.size(0),
-                ", and never to increase"),
+            "batch_sizes never to be negative, and never to increase",
             c10::str(size, " at step ", t)));
     // No more of them than input has rows, whatever the sizes say.
     if (t == 0 || (size > 0 && rows < input.size(0))) {
@@ -78,6 +75,16 @@ std::vector<SequenceStep> packed_steps(
           op,
           c10::str("input to have sum(batch_sizes) = ", rows, " rows"),
           input.size(0)));
+  // Without h0 and batch_sizes, which are no names to the user of a layer.
+  TORCH_CHECK(
+      steps.empty() || steps.front().rows == h0.size(0),
+      expected(
+          op,
+          c10::str(
+              "an initial state for each of the ",
+              steps.front().rows,
+              " packed sequences"),
+          h0.size(0)));
   return steps;
 }
 

@@ -330,7 +330,8 @@ def test_a_state_of_another_batch_is_refused_for_packed_sequences(batches, enfor
         [torch.randn(length, 5) for length in (6, 4, 2)], enforce_sorted=enforce_sorted
     )
     state = tuple(torch.zeros(1, batch, 6) for batch in batches)
-    with pytest.raises(RuntimeError, match=r"expected h_0 and c_0 to have shape|batch of h0, "):
+    words = r"expected h_0 and c_0 to have shape .*|expected an initial state for each of the 3 "
+    with pytest.raises(RuntimeError, match=words):
         layer(packed, state)
 
 
@@ -340,9 +341,10 @@ def test_batch_sizes_beside_a_packed_sequence_are_refused():
         lltm_ops.LLTM(5, 6)(packed, batch_sizes=packed.batch_sizes)
 
 
-@pytest.mark.parametrize("sizes", [(), (4, 1)], ids=str)
-def test_unbatched_resets_have_one_dimension(sizes):
-    with pytest.raises(RuntimeError, match=r"expected resets to have 1 dimension \[time\]"):
+@pytest.mark.parametrize("sizes", [(), (3,), (4, 1)], ids=str)
+def test_unbatched_resets_have_the_time_of_input(sizes):
+    words = f"expected resets to have shape [time] = [4], but got {list(sizes)}"
+    with pytest.raises(RuntimeError, match=re.escape(words)):
         lltm_ops.LLTM(5, 6)(torch.randn(4, 5), None, torch.ones(sizes, dtype=torch.bool))
 
 
@@ -365,7 +367,7 @@ def test_input_of_other_features_is_refused(slow):
         ([-1, 2], "never to increase, but got -1 at step 0"),
         ([[3, 2]], "expected batch_sizes to have 1 dimension"),
         ([3.0, 2.0], "expected batch_sizes to be dense with dtype Long"),
-        ([2**40, 3], "never to increase, but got 1099511627776 at step 0"),
+        ([2**40, 3], r"sum\(batch_sizes\) = 1099511627779 rows, but got 5"),
     ],
     ids=str,
 )
@@ -380,13 +382,10 @@ def test_batch_sizes_are_refused_by_the_operator(slow, sizes, words, with_state)
 
 
 @pytest.mark.parametrize("slow", [{}, *SLOW_OPTIONS], ids=str)
-def test_other_errors_are_those_of_the_operator(slow):
-    with pytest.raises(RuntimeError, match=r"^lltm::sequence_forward: expected "):
+def test_input_of_another_dtype_is_refused(slow):
+    words = "lltm_ops.LLTM: expected input to have the dtype of the parameters, torch.float32, but "
+    with pytest.raises(ValueError, match=words):
         lltm_ops.LLTM(5, 6, **slow)(torch.randn(4, 3, 5).long())
-    packed = pack_sequence([torch.randn(4, 5)])
-    with pytest.raises(RuntimeError, match=r"begin with the batch of h0, 3, .* but got 1 at step"):
-        layer = lltm_ops.LLTM(5, 6, **slow)
-        layer(packed, state_of(layer, 3))
 
 
 @pytest.mark.parametrize("slow", [{}, *SLOW_OPTIONS], ids=str)

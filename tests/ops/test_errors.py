@@ -2,6 +2,8 @@
 every path, and changes nothing."""
 
 import functools
+import re
+from copy import deepcopy
 
 import pytest
 import torch
@@ -19,7 +21,10 @@ from common import (
     sequence_inputs,
 )
 from expecttest import assert_expected_inline
+from torch import nn
 from torch._subclasses import FakeTensorMode
+from torch.nn.utils.rnn import pack_sequence
+from torch.utils._pytree import tree_map
 
 import lltm_ops
 
@@ -239,7 +244,7 @@ SEQUENCE_CASES = {
 }
 # Faults in the values, which only kernels that compute can see.
 SEQUENCE_VALUE_CASES = {
-    "batch_sizes that begin with another batch": sizes(4, 3, 2, 2, 1),
+    "batch_sizes that begin with another batch": sizes(4, 3, 2, 1, 1),
     "batch_sizes that increase": sizes(3, 2, 3, 2, 2),
     "negative batch_sizes": sizes(3, 3, 3, 3, -1),
     "batch_sizes of fewer rows": sizes(3, 2, 2, 1, 1),
@@ -295,9 +300,9 @@ batch_sizes of int32: lltm::sequence_forward: expected batch_sizes to be dense w
 resets of one step: lltm::sequence_forward: expected resets to have 2 dimensions [time, batch], but got 1
 resets of another batch: lltm::sequence_forward: expected resets to have shape [time, batch] = [5, 3], but got [5, 2]
 resets of integers: lltm::sequence_forward: expected resets to be dense with dtype Bool, but got layout Strided with dtype Long
-batch_sizes that begin with another batch: lltm::sequence_forward: expected batch_sizes to begin with the batch of h0, 3, and never to increase, but got 4 at step 0
-batch_sizes that increase: lltm::sequence_forward: expected batch_sizes to begin with the batch of h0, 3, and never to increase, but got 3 at step 2
-negative batch_sizes: lltm::sequence_forward: expected batch_sizes to begin with the batch of h0, 3, and never to increase, but got -1 at step 4
+batch_sizes that begin with another batch: lltm::sequence_forward: expected an initial state for each of the 4 packed sequences, but got 3
+batch_sizes that increase: lltm::sequence_forward: expected batch_sizes never to be negative, and never to increase, but got 3 at step 2
+negative batch_sizes: lltm::sequence_forward: expected batch_sizes never to be negative, and never to increase, but got -1 at step 4
 batch_sizes of fewer rows: lltm::sequence_forward: expected input to have sum(batch_sizes) = 9 rows, but got 11
 batch_sizes of more rows: lltm::sequence_forward: expected input to have sum(batch_sizes) = 15 rows, but got 11
 batch_sizes whose sum is no int64: lltm::sequence_forward: expected sum(batch_sizes) to be at most 2**63 - 1, but got more
@@ -566,20 +571,55 @@ LAYER_SIZE_CASES = SIZE_CASES | {
     "batch_sizes beyond memory": of_packed(2**40, 3, 3),
     "batch_sizes beyond int64": of_packed(2**62, 2**62, 2**62),
     "negative batch_sizes": of_packed(-3, 3, 3),
+    "batch_sizes that increase": of_packed(2, 3, 4),
+    "a state beside other batch_sizes": lambda input, hx: (
+        input[0], hx, None, torch.tensor([2, 1])
+    ),
+    "a state without batch beside batch_sizes": lambda input, hx: (
+        input[0], (hx[0][0], hx[1]), None, torch.tensor([3])
+    ),
+    "a state of two batches beside batch_sizes": lambda input, hx: (
+        input[0], (hx[0][:, 1:], hx[1]), None, torch.tensor([3])
+    ),
+    "resets of another time without batch": lambda input, hx: (
+        input[:, 0], None, torch.zeros(4, dtype=torch.bool)
+    ),
+    "resets with a batch that input has not": lambda input, hx: (
+        input[:, 0], None, torch.zeros(5, 1, dtype=torch.bool)
+    ),
+    "resets of other rows": lambda input, hx: (
+        input[0], None, torch.zeros(2, dtype=torch.bool), torch.tensor([2, 1])
+    ),
+}  # fmt: skip
+# TorchScript leaves them to the operator, and torch.compile refuses sparse tensors itself.
+PLACE_CASES = {
+    "input of double": lambda input, hx: (input.double(), hx),
+    "input of integers": lambda input, hx: (input.long(),),
+    "input on another device": lambda input, hx: (input.to("meta"),),
+    "input sparse": lambda input, hx: (input.to_sparse(),),
+    "h of double": lambda input, hx: (input, (hx[0].double(), hx[1])),
+    "c of bfloat16": lambda input, hx: (input, (hx[0], hx[1].bfloat16())),
+    "h on another device": lambda input, hx: (input, (hx[0].to("meta"), hx[1])),
+    "c sparse": lambda input, hx: (input, (hx[0], hx[1].to_sparse())),
 }
 MODULE_ERRORS = (RuntimeError, TypeError, ValueError, torch.jit.Error)
 
 
-def module_message(module, case, path=lambda module: module):
-    time = [5] if isinstance(module, lltm_ops.LLTM) else []
+def arguments_of_case(module, case):
+    time = [5] if isinstance(module, (lltm_ops.LLTM, nn.LSTM)) else []
     input, state = torch.zeros(*time, 3, 5), torch.zeros(*[1 for _ in time], 3, 4)
-    arguments = (LAYER_KIND_CASES | LAYER_SIZE_CASES)[case](input, (state, state))
-    return message(path(module), arguments, MODULE_ERRORS)
+    cases = LAYER_KIND_CASES | LAYER_SIZE_CASES | PLACE_CASES
+    return cases[case](input, (state, state))
+
+
+def module_message(module, case, path=lambda module: module):
+    return message(path(module), arguments_of_case(module, case), MODULE_ERRORS)
 
 
 def test_messages_of_the_cell():
     cell = lltm_ops.LLTMCell(5, 4)
-    lines = (f"{case}: {module_message(cell, case)}" for case in KIND_CASES | SIZE_CASES)
+    cases = KIND_CASES | SIZE_CASES | PLACE_CASES
+    lines = (f"{case}: {module_message(cell, case)}" for case in cases)
     assert_expected_inline(
         "\n".join(lines),
         """\
@@ -603,13 +643,21 @@ input too wide, with a state: lltm_ops.LLTMCell: expected input to have input_si
 h too narrow: lltm_ops.LLTMCell: expected h and c to have shape [batch, hidden_size] = [3, 4], but got [3, 3] and [3, 4]
 c too narrow: lltm_ops.LLTMCell: expected h and c to have shape [batch, hidden_size] = [3, 4], but got [3, 4] and [3, 3]
 h of a lower rank: lltm_ops.LLTMCell: expected h and c to have shape [batch, hidden_size] = [3, 4], but got [4] and [3, 4]
-c of rank 0: lltm_ops.LLTMCell: expected h and c to have shape [batch, hidden_size] = [3, 4], but got [3, 4] and []""",
+c of rank 0: lltm_ops.LLTMCell: expected h and c to have shape [batch, hidden_size] = [3, 4], but got [3, 4] and []
+input of double: lltm_ops.LLTMCell: expected input to have the dtype of the parameters, torch.float32, but got torch.float64
+input of integers: lltm_ops.LLTMCell: expected input to have the dtype of the parameters, torch.float32, but got torch.int64
+input on another device: lltm_ops.LLTMCell: expected input to be on the device of the parameters, cpu, but got meta
+input sparse: lltm_ops.LLTMCell: expected input to be a dense tensor, but got layout torch.sparse_coo
+h of double: lltm_ops.LLTMCell: expected h to have the dtype of input, torch.float32, but got torch.float64
+c of bfloat16: lltm_ops.LLTMCell: expected c to have the dtype of input, torch.float32, but got torch.bfloat16
+h on another device: lltm_ops.LLTMCell: expected h to be on the device of input, cpu, but got meta
+c sparse: lltm_ops.LLTMCell: expected c to be a dense tensor, but got layout torch.sparse_coo""",
     )
 
 
 def test_messages_of_the_layer():
     layer = lltm_ops.LLTM(5, 4)
-    cases = LAYER_KIND_CASES | LAYER_SIZE_CASES
+    cases = LAYER_KIND_CASES | LAYER_SIZE_CASES | PLACE_CASES
     lines = (f"{case}: {module_message(layer, case)}" for case in cases)
     assert_expected_inline(
         "\n".join(lines),
@@ -642,11 +690,26 @@ batch_sizes on meta: lltm_ops.LLTM: expected batch_sizes to be on the CPU, but g
 batch_sizes of int32: lltm::sequence_forward: expected batch_sizes to be dense with dtype Long, but got layout Strided with dtype Int
 batch_sizes of NaN: lltm::sequence_forward: expected batch_sizes to be dense with dtype Long, but got layout Strided with dtype Float
 batch_sizes of rank 2: lltm::sequence_forward: expected batch_sizes to have 1 dimension [time], but got 2
-batch_sizes beside padded input: lltm::sequence_forward: expected input to have 2 dimensions [sum(batch_sizes), input_features], but got 3
-batch_sizes beside a number: lltm::sequence_forward: expected input to have 2 dimensions [sum(batch_sizes), input_features], but got 0
-batch_sizes beyond memory: lltm::sequence_forward: expected batch_sizes to begin with the batch of h0, 9, and never to increase, but got 1099511627776 at step 0
-batch_sizes beyond int64: lltm::sequence_forward: expected batch_sizes to begin with the batch of h0, 9, and never to increase, but got 4611686018427387904 at step 0
-negative batch_sizes: lltm::sequence_forward: expected batch_sizes to begin with the batch of h0, 0, and never to increase, but got -3 at step 0""",
+batch_sizes beside padded input: lltm_ops.LLTM: expected input beside batch_sizes to have 2 dimensions [rows, input_size], but got 3
+batch_sizes beside a number: lltm_ops.LLTM: expected input beside batch_sizes to have 2 dimensions [rows, input_size], but got 0
+batch_sizes beyond memory: lltm::sequence_forward: expected input to have sum(batch_sizes) = 1099511627782 rows, but got 9
+batch_sizes beyond int64: lltm::sequence_forward: expected sum(batch_sizes) to be at most 2**63 - 1, but got more
+negative batch_sizes: lltm::sequence_forward: expected batch_sizes never to be negative, and never to increase, but got -3 at step 0
+batch_sizes that increase: lltm::sequence_forward: expected batch_sizes never to be negative, and never to increase, but got 3 at step 1
+a state beside other batch_sizes: lltm::sequence_forward: expected an initial state for each of the 2 packed sequences, but got 3
+a state without batch beside batch_sizes: lltm_ops.LLTM: expected h_0 and c_0 to have shape [num_layers * directions, batch, hidden_size] = [1, batch, 4], but got [3, 4] and [1, 3, 4]
+a state of two batches beside batch_sizes: lltm_ops.LLTM: expected h_0 and c_0 to have shape [num_layers * directions, batch, hidden_size] = [1, batch, 4], but got [1, 2, 4] and [1, 3, 4]
+resets of another time without batch: lltm_ops.LLTM: expected resets to have shape [time] = [5], but got [4]
+resets with a batch that input has not: lltm_ops.LLTM: expected resets to have shape [time] = [5], but got [5, 1]
+resets of other rows: lltm_ops.LLTM: expected resets to have shape [rows] = [3], but got [2]
+input of double: lltm_ops.LLTM: expected input to have the dtype of the parameters, torch.float32, but got torch.float64
+input of integers: lltm_ops.LLTM: expected input to have the dtype of the parameters, torch.float32, but got torch.int64
+input on another device: lltm_ops.LLTM: expected input to be on the device of the parameters, cpu, but got meta
+input sparse: lltm_ops.LLTM: expected input to be a dense tensor, but got layout torch.sparse_coo
+h of double: lltm_ops.LLTM: expected h_0 to have the dtype of input, torch.float32, but got torch.float64
+c of bfloat16: lltm_ops.LLTM: expected c_0 to have the dtype of input, torch.float32, but got torch.bfloat16
+h on another device: lltm_ops.LLTM: expected h_0 to be on the device of input, cpu, but got meta
+c sparse: lltm_ops.LLTM: expected c_0 to be a dense tensor, but got layout torch.sparse_coo""",
     )
 
 
@@ -668,17 +731,22 @@ def scripted_module(module):
     return torch.jit.script(module)
 
 
-MODULE_PAIRS = [
-    (module, case)
-    for module, cases in (
-        (lltm_ops.LLTMCell(5, 4), KIND_CASES | SIZE_CASES),
-        (lltm_ops.LLTM(5, 4), LAYER_KIND_CASES | LAYER_SIZE_CASES),
-    )
-    for case in cases
-]
+MODULE_CASES = (
+    (lltm_ops.LLTMCell(5, 4), KIND_CASES, SIZE_CASES),
+    (lltm_ops.LLTM(5, 4), LAYER_KIND_CASES, LAYER_SIZE_CASES),
+)
 
 
-@pytest.mark.parametrize(("module", "case"), MODULE_PAIRS, ids=str)
+@pytest.mark.parametrize(
+    ("module", "case"),
+    [
+        (module, case)
+        for module, kinds, sizes in MODULE_CASES
+        for case in kinds | sizes | PLACE_CASES
+        if "sparse" not in case
+    ],
+    ids=str,
+)
 def test_compiled_modules_say_the_same_words(module, case):
     assert module_message(module, case) in module_message(module, case, compiled_module)
 
@@ -686,22 +754,80 @@ def test_compiled_modules_say_the_same_words(module, case):
 # Kinds are left to its parser, which speaks first.
 @needs_torchscript
 @pytest.mark.parametrize(
-    ("module", "case"), [pair for pair in MODULE_PAIRS if pair[1] not in LAYER_KIND_CASES], ids=str
+    ("module", "case"),
+    [(module, case) for module, _, sizes in MODULE_CASES for case in sizes],
+    ids=str,
 )
 def test_scripted_modules_say_the_same_words(module, case):
     assert module_message(module, case) in module_message(module, case, scripted_module)
 
 
 @pytest.mark.parametrize("sizes", [[2, 3], [3, 2], [1, 1]], ids=str)
-def test_the_cell_names_a_state_of_another_batch(sizes):
-    cell = lltm_ops.LLTMCell(5, 4)
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda module: module, id="eager"),
+        pytest.param(compiled_module, id="compile"),
+        pytest.param(scripted_module, id="script", marks=needs_torchscript),
+    ],
+)
+def test_the_cell_names_a_state_of_another_batch(sizes, make):
     arguments = torch.zeros(3, 5), tuple(torch.zeros(size, 4) for size in sizes)
     words = "lltm_ops.LLTMCell: expected h and c to have shape [batch, hidden_size] = [3, 4], but "
-    assert words in message(cell, arguments)
-    if HAS_TORCHSCRIPT:
-        assert words in message(scripted_module(cell), arguments, MODULE_ERRORS)
-    # A compiler may not know the batch, and leaves it to the operator.
-    assert "expected old_" in message(compiled_module(cell), arguments)
+    assert words in message(make(lltm_ops.LLTMCell(5, 4)), arguments, MODULE_ERRORS)
+
+
+@pytest.mark.parametrize("module", [lltm_ops.LLTMCell(5, 4), lltm_ops.LLTM(5, 4)], ids=str)
+@pytest.mark.parametrize("case", [case for case in PLACE_CASES if "double" in case])
+def test_autocast_leaves_double_as_it_is_and_the_words_too(module, case):
+    expected = module_message(module, case)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert module_message(module, case) == expected
+        assert expected in module_message(module, case, compiled_module)
+
+
+@pytest.mark.parametrize("module", [lltm_ops.LLTMCell(5, 4), lltm_ops.LLTM(5, 4)], ids=str)
+@pytest.mark.parametrize("case", [case for case in PLACE_CASES if "double" in case])
+def test_modules_on_meta_say_the_same_words(module, case):
+    on_meta = deepcopy(module).to("meta")
+    arguments = tree_map(lambda tensor: tensor.to("meta"), arguments_of_case(module, case))
+    expected = module_message(module, case)
+    assert message(on_meta, arguments, MODULE_ERRORS) == expected
+    assert expected in message(compiled_module(on_meta), arguments, MODULE_ERRORS)
+
+
+NAMES_OF_OPERATORS = r"\bh0\b|\bc0\b|old_h|old_cell|state_size|input_features|batch_sizes"
+
+
+@pytest.mark.parametrize("enforce_sorted", [False, True])
+@pytest.mark.parametrize("make", [lambda module: module, compiled_module], ids=["eager", "compile"])
+def test_errors_of_packed_sequences_speak_of_what_the_user_passed(make, enforce_sorted):
+    sequences = [torch.zeros(length, 5) for length in (4, 2, 1)]
+    packed = pack_sequence(sequences, enforce_sorted=enforce_sorted)
+    state = torch.zeros(1, 3, 4)
+    layer = make(lltm_ops.LLTM(5, 4))
+    for hx, resets in (
+        ((state[:, 1:], state[:, 1:]), None),
+        ((state[0], state[0]), None),
+        ((state.double(), state), None),
+        ((state, state), torch.zeros(3, dtype=torch.bool)),
+    ):
+        found = message(layer, (packed, hx, resets), MODULE_ERRORS)
+        (sentence,) = re.findall("lltm[^ ]+: expected .*, but got .*", found)[:1]
+        assert not re.search(NAMES_OF_OPERATORS, sentence)
+
+
+@pytest.mark.parametrize("case", [*SIZE_CASES, "input of double", "input of integers"])
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [(lltm_ops.LLTMCell, nn.LSTMCell), (lltm_ops.LLTM, nn.LSTM)]
+)
+def test_errors_are_of_the_kind_that_torch_nn_raises(ours, theirs, case):
+    found = []
+    for kind in (ours, theirs):
+        with pytest.raises((RuntimeError, ValueError)) as error:
+            kind(5, 4)(*arguments_of_case(kind(5, 4), case))
+        found.append(error.type)
+    assert found[0] is found[1]
 
 
 @pytest.mark.parametrize(
