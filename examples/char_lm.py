@@ -322,8 +322,11 @@ def run(args: argparse.Namespace) -> int:
     demo_report.draw(trainings, {}, args.output / PICTURE)
     if not done:
         return stopped(training, args)
-    show_sample(training.model, corpus, args)
-    return 0 if args.skip_compare else compare_all(trainings, corpus, args)
+    try:
+        show_sample(training.model, corpus, args)
+        return 0 if args.skip_compare else compare_all(trainings, corpus, args)
+    except KeyboardInterrupt:
+        return stopped(training, args)
 
 
 def compare_all(trainings: dict[str, Training], corpus: Corpus, args: argparse.Namespace) -> int:

@@ -31,12 +31,14 @@ def blocks(page, language):
 def test_passes_after_it_failed(number):
     chapter = book.CHAPTERS[number]
     before = book.test(chapter, book.CHAPTERS[number - 1] if number else None)
-    assert before.returncode != 0 or " skipped" in before.stdout, before.stdout
+    # Without nvcc, a torch with CUDA and a GPU, nothing of the chapter on CUDA runs.
+    nothing_ran = chapter.name == "10_cuda" and re.search(r"^\d+ skipped in", before.stdout, re.M)
+    assert before.returncode != 0 or nothing_ran, before.stdout
     after = book.test(chapter, chapter)
     assert after.returncode == 0, after.stdout
     # The errors that the page shows are those that its reader gets.
     for line in re.findall(r"^E +(.+?)(?: \.\.\.)?$", PAGES[number].read_text(), re.M):
-        assert " skipped" in before.stdout or line in before.stdout, line
+        assert nothing_ran or line in before.stdout, line
     # Here, because chapters share what was compiled.
     if "__main__" in (chapter / "lltm.py").read_text():
         program = book.run(chapter, chapter / "lltm.py")

@@ -254,6 +254,20 @@ def test_char_lm_resumes_after_ctrl_c_as_if_it_had_not_stopped(tmp_path):
         torch.testing.assert_close(what(resumed), what(uninterrupted), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("part", ["compare", "recall"])
+def test_char_lm_says_how_to_go_on_after_ctrl_c_in_parts_2_and_4(
+    char_lm, part, monkeypatch, tmp_path, capsys
+):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(char_lm, "compare", lambda *_: (True, {}))
+    monkeypatch.setattr(char_lm, "time_training", lambda *_: {})
+    monkeypatch.setattr(char_lm, part, interrupted)
+    assert char_lm.main([*TINY, "--steps=2", f"--output={tmp_path}"]) == 130
+    assert f"--resume continue from {tmp_path}" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
