@@ -211,7 +211,8 @@ clean:  ## remove environments and everything that was built
 	@$(LOCKED) && rm -rf .venv .venv-cuda .venv-wheel build/* dist lltm_ops.egg-info lltm_ops/*.so .*_cache .hypothesis
 
 in-place:
-	@$(LOCKED) && $(PYTHON) setup.py --quiet build_ext --inplace 9>&- | $(COMPILED)
+	@$(LOCKED) && $(PYTHON) tools/check_machine.py 9>&- && \
+		$(PYTHON) setup.py --quiet build_ext --inplace 9>&- | $(COMPILED)
 
 # Rewritten only when TORCH changes, so that its dependents are not made anew each time. torch is uninstalled first,
 # because pip would keep another build of the same version.
@@ -252,7 +253,7 @@ $(VENV)/.options: FORCE
 	@[ "$$(cat $@ 2>/dev/null)" = "$(OPTIONS)" ] || echo "$(OPTIONS)" > $@
 
 $(VENV)/.built: $(VENV)/.torch $(VENV)/.options $(SOURCES)
-	@$(LOCKED) && \
+	@$(LOCKED) && $(VENV)/bin/python tools/check_machine.py 9>&- && \
 		$(VENV)/bin/python setup.py --quiet build_ext --inplace 9>&- | $(COMPILED) && \
 		PYTHONWARNINGS='ignore:Editable installation' \
 			$(PIP_INSTALL) --quiet --no-build-isolation --editable '.[demo,test]' && \

@@ -1,4 +1,4 @@
-"""Says what a machine lacks, before `make` fetches gigabytes: one sentence for each thing.
+"""Says what a machine lacks before `make` installs or builds: one sentence for each thing.
 
 It runs with the Python that the environment will be made of, and needs nothing but that. Its syntax
 is that of Python 3.7, so that an old one gets to the sentence about its version.
@@ -117,9 +117,11 @@ def paths(*folders):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("environment", type=Path, help="folder that is to be made")
-    parser.add_argument("torch", help="what pip will install, such as torch==2.13.0")
+    parser.add_argument("environment", type=Path, nargs="?", help="folder that is to be made")
+    parser.add_argument("torch", nargs="?", help="what pip will install, such as torch==2.13.0")
     options = parser.parse_args()
+    if options.environment is None:  # which is there, and builds
+        sys.exit("\n".join(compiler()) or None)
     environment = options.environment.absolute()
     folders = [("checkout", Path.cwd()), ("environment", environment)]
     folders.append(("temporary files (TMPDIR)", Path(tempfile.gettempdir())))

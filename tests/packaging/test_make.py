@@ -80,6 +80,7 @@ INSTALL = [
     HAS_TORCH,
 ]
 BUILD = [
+    "tools/check_machine.py",
     "setup.py build_ext --inplace",
     "-m pip install --no-build-isolation --editable .[demo,test]",
 ]
@@ -102,7 +103,7 @@ def test_a_second_run_installs_and_builds_nothing(project):
         ("check_machine", INSTALL[:1], [*INSTALL, *BUILD, *TEST]),
         ("install torch", INSTALL[:-1], [*INSTALL, *BUILD, *TEST]),
         ("find_spec", INSTALL, [*INSTALL, *BUILD, *TEST]),
-        ("build_ext", [*INSTALL, BUILD[0]], [HAS_TORCH, *BUILD, *TEST]),
+        ("build_ext", [*INSTALL, *BUILD[:2]], [HAS_TORCH, *BUILD, *TEST]),
         ("--editable", [*INSTALL, *BUILD], [HAS_TORCH, *BUILD, *TEST]),
     ],
 )
@@ -251,6 +252,13 @@ def lacking(folder=ROOT, environment=".venv", **variables):
 
 def test_this_machine_lacks_nothing():
     assert lacking() == []
+
+
+def test_a_build_beside_an_environment_asks_for_a_compiler_only():
+    command = [sys.executable, CHECK]
+    options = {"env": os.environ | {"CXX": "gone"}, "capture_output": True, "text": True}
+    result = subprocess.run(command, **options)
+    assert result.stderr == "A C++ compiler is missing (gone was not found): install g++\n"
 
 
 @pytest.fixture
