@@ -4,7 +4,9 @@
 #include "ops/lltm.h"
 #include "ops/lltm_sequence.h"
 
+#include <ATen/TracerMode.h>
 #include <ATen/autocast_mode.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/library.h>
 
 namespace lltm {
@@ -18,8 +20,14 @@ bool autocast_applies(const at::Tensor& tensor) {
 at::Tensor cast_for_autocast(
     const at::Tensor& tensor,
     c10::DeviceType device_type) {
-  return at::autocast::cached_cast(
-      at::autocast::get_autocast_dtype(device_type), tensor, device_type);
+  const auto dtype = at::autocast::get_autocast_dtype(device_type);
+  const bool caches = at::autocast::is_autocast_cache_enabled();
+  // torch.jit.trace takes what it finds in the cache for a constant.
+  const bool traces = at::tracer::impl::is_dispatch_enabled();
+  at::autocast::set_autocast_cache_enabled(caches && !traces);
+  const auto restored = c10::make_scope_exit(
+      [&] { at::autocast::set_autocast_cache_enabled(caches); });
+  return at::autocast::cached_cast(dtype, tensor, device_type);
 }
 
 namespace {

@@ -10,6 +10,7 @@ from common import (
     each_device,
     each_sequence_kind,
     gradients,
+    needs_torchscript,
     reference_gradients,
     sample_inputs,
     sequence_backward_inputs,
@@ -199,6 +200,19 @@ def test_the_cast_of_the_weights_is_cached(device):
     copies = [event for event in profile.events() if event.name == "aten::_to_copy"]
     # weights and bias once, input in each of five steps, the two zero states once each.
     assert len(copies) == 2 + 5 + 2
+
+
+@needs_torchscript
+@pytest.mark.filterwarnings("error::torch.jit.TracerWarning")
+@pytest.mark.parametrize("module", [lltm_ops.LLTMCell(5, 4), lltm_ops.LLTM(5, 4)], ids=str)
+def test_traced_under_autocast_with_weights_for_parameters(module):
+    """torch.jit.trace refuses weights that it finds cast already, as constants."""
+    input = torch.randn(3, 5)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = module(input)
+        traced = torch.jit.trace(module, (input,))
+        torch.testing.assert_close(traced(input), expected)
+        assert torch.is_autocast_cache_enabled()
 
 
 def test_autocast_of_the_cpu_is_not_that_of_another_device():
