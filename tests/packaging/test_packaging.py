@@ -53,36 +53,6 @@ def test_build_info():
     assert (info["cuda"] == "not built") == (info["cuda_architectures"] == "none")
 
 
-def test_every_source_file_has_a_base_name_of_its_own():
-    names = [Path(source).name for source in _extension.sources(cuda=True)]
-    assert len(set(names)) == len(names)
-    in_tree = {path.name for path in (ROOT / "csrc").rglob("*") if path.suffix in (".cpp", ".cu")}
-    assert in_tree == set(names)
-
-
-def layer(file: Path) -> int:
-    """By the name of a file in csrc: what operators share, the cell, sequences, dispatch keys."""
-    if file.name in ("autocast.cpp", "autograd.cpp", "meta.cpp", "vmap.cpp"):
-        return 3
-    return 2 if file.name.startswith("lltm_sequence") else 1 if file.name.startswith("lltm") else 0
-
-
-@pytest.mark.parametrize(
-    "file",
-    [path.relative_to(ROOT / "csrc") for path in sorted((ROOT / "csrc").rglob("*.*"))],
-    ids=str,
-)
-def test_files_of_csrc_include_only_what_is_below(file):
-    """docs/architecture.md: whoever reads the cell opens nothing of a sequence, whoever reads a
-    building block no operator, and a backend depends on no other."""
-    for include in re.findall('^#include "(.+)"', (ROOT / "csrc" / file).read_text(), re.MULTILINE):
-        folder = Path(include).parts[0]
-        assert folder in ("ops", file.parts[0])
-        assert layer(Path(include)) <= layer(file)
-        if file.parent.name == "primitives":
-            assert include.startswith("cpu/primitives/")
-
-
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory):
     checkout = tmp_path_factory.mktemp("sdist") / "checkout"
