@@ -3,7 +3,6 @@
 What holds for sequences in the same way is tested here for both.
 """
 
-import itertools
 import os
 
 import pytest
@@ -207,45 +206,48 @@ def test_results_are_the_same_from_run_to_run(device, operator, shape):
             assert torch.equal(again, before)
 
 
+# By what the threads divide.
+DIVIDED_STEPS = {
+    "one row, without input": (1, 1, 0, 33),
+    "one row": (1, 1, 300, 200),
+    "one row, gradients of bfloat16": (1, 1, 64, 512),
+    "two rows, gradients of bfloat16": (1, 2, 64, 64),
+    "two rows": (1, 2, 16, 300),
+    "dot products": (1, 4, 900, 800),
+    "dot products, a block of units and a rest": (1, 6, 500, 130),
+    "dot products, few units": (1, 6, 2048, 40),
+    "dot products, few terms backward": (1, 5, 7, 130),
+    "dot products, blocks of columns backward": (1, 7, 260, 64),
+    "rows as they lie": (1, 20, 1400, 300),
+    "rows as they lie, weights of whole pages": (1, 20, 1024, 300),
+    "rows as they lie, odd sizes": (1, 20, 97, 51),
+    "two vectors of rows, few units": (1, 33, 1000, 24),
+    "rows beyond two vectors": (1, 37, 25, 130),
+    "panels and blocks of units": (1, 300, 80, 640),
+    "panels of few units": (1, 300, 9, 7),
+    "panels, and a rest of rows and units": (1, 260, 90, 130),
+    "panels, and chains of terms": (1, 140, 300, 400),
+}
+DIVIDED_SEQUENCES = {
+    "units of one row": (40, 1, 256, 512),
+    "units of two rows": (40, 2, 64, 1100),
+    "rows": (30, 40, 64, 130),
+    "steps that are not packed for": (6, 3, 100, 400),
+    "few steps of few terms": (3, 24, 1, 300),
+}
+
+
 @pytest.mark.parametrize(
     ("operator", "shape"),
     [
-        *itertools.product(
-            [CELL],
-            [
-                (1, 4, 900, 800),
-                (1, 300, 80, 640),
-                (1, 6, 500, 130),
-                (1, 260, 90, 130),
-                (1, 300, 9, 7),
-                (1, 140, 300, 400),
-                (1, 20, 1400, 300),
-                (1, 20, 1024, 300),
-                (1, 6, 2048, 40),
-                (1, 1, 0, 33),
-                (1, 1, 300, 200),
-                (1, 20, 97, 51),
-                (1, 33, 1000, 24),
-                (1, 2, 16, 300),
-                (1, 7, 260, 64),
-                (1, 1, 64, 512),
-                (1, 2, 64, 64),
-                (1, 5, 7, 130),
-                (1, 37, 25, 130),
-            ],
-        ),
-        *itertools.product(
-            [Operator(("padded", False, True)), Operator(("packed", False, True))],
-            [
-                (40, 1, 256, 512),
-                (40, 2, 64, 1100),
-                (30, 40, 64, 130),
-                (6, 3, 100, 400),
-                (3, 24, 1, 300),
-            ],
-        ),
+        pytest.param(operator, shape, id=f"{operator}, {reason}")
+        for operator, shapes in (
+            (CELL, DIVIDED_STEPS),
+            (Operator(("padded", False, True)), DIVIDED_SEQUENCES),
+            (Operator(("packed", False, True)), DIVIDED_SEQUENCES),
+        )
+        for reason, shape in shapes.items()
     ],
-    ids=str,
 )
 @each_dtype
 def test_results_do_not_depend_on_the_number_of_threads(dtype, operator, shape):

@@ -45,28 +45,27 @@ each_device = pytest.mark.parametrize("device", DEVICES)
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
-# (batch, input_features, state_size): ordinary, one of each, empty, odd, wider than a vector or a
-# block of threads; then what takes the CPU's products through each of their paths: few rows of the
-# batch, many and one, pairs of bfloat16 or not, more than one block of every dimension, and its
-# rest; rows of weights that are a multiple of 4 KiB long.
-SHAPES = [
-    (3, 5, 4),
-    (1, 1, 1),
-    (0, 5, 4),
-    (3, 0, 4),
-    (2, 3, 17),
-    (5, 33, 259),
-    (16, 6, 10),
-    (17, 7, 10),
-    (47, 300, 70),
-    (300, 8, 178),
-    (70, 334, 202),
-    (40, 301, 230),
-    (20, 3048, 24),
-    (1, 2600, 17),
-    (2100, 3, 8),
-]
-each_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
+# (batch, input_features, state_size), by what they are in the list for. test_tiles.py has the sizes
+# beside those by which the CPU kernels divide; these take its products through each of their paths,
+# with values of any kind, and run on all devices.
+SHAPES = {
+    "ordinary": (3, 5, 4),
+    "one of each": (1, 1, 1),
+    "no batch": (0, 5, 4),
+    "no input": (3, 0, 4),
+    "a unit beyond a vector": (2, 3, 17),
+    "few rows, two blocks of units and a rest": (5, 33, 259),
+    "a whole vector of rows, terms in pairs": (16, 6, 10),
+    "a row and a term beyond": (17, 7, 10),
+    "rows that nearly fill a vector": (47, 300, 70),
+    "four panels of rows and a rest": (300, 8, 178),
+    "two chains of terms": (70, 334, 202),
+    "two chains of terms, not in pairs": (40, 301, 230),
+    "rows of weights of 12 KiB": (20, 3048, 24),
+    "one row of many terms": (1, 2600, 17),
+    "many rows of few terms": (2100, 3, 8),
+}
+each_shape = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 
 # The only tolerances, for results of size about 1, relative to the float64 reference on the same
 # values. Low precision rounds the gates to 8 (bfloat16) or 11 (float16) bits.
@@ -141,24 +140,22 @@ def backward_inputs(
     return [tensor.detach().requires_grad_(requires_grad) for tensor in tensors]
 
 
-# (time, batch, input_features, state_size): as SHAPES, and so many steps that they take more than
-# one chunk, so many rows that threads divide them, and so many units that weights are much larger
-# than L2.
-SEQUENCE_SHAPES = [
-    (5, 3, 5, 4),
-    (1, 1, 1, 1),
-    (0, 3, 5, 4),
-    (4, 0, 5, 4),
-    (4, 3, 0, 4),
-    (9, 1, 7, 33),
-    (12, 2, 16, 100),
-    (7, 17, 6, 40),
-    (1100, 1, 2, 33),
-    (20, 40, 8, 270),
-    (8, 2, 6, 1100),  # weights that are not packed, where L2 has less than 4.8 MB
-]
+# (time, batch, input_features, state_size), likewise.
+SEQUENCE_SHAPES = {
+    "ordinary": (5, 3, 5, 4),
+    "one of each": (1, 1, 1, 1),
+    "no steps": (0, 3, 5, 4),
+    "no batch": (4, 0, 5, 4),
+    "no input": (4, 3, 0, 4),
+    "one row, units beyond two vectors": (9, 1, 7, 33),
+    "two rows": (12, 2, 16, 100),
+    "a row beyond a vector, too few steps to pack for": (7, 17, 6, 40),
+    "more than one chunk of steps": (1100, 1, 2, 33),
+    "rows that threads divide": (20, 40, 8, 270),
+    "weights that are not packed, where L2 has less than 4.8 MB": (8, 2, 6, 1100),
+}
 # They take long, so the first and the last kind stand for all, except in float32.
-LARGE_SEQUENCE_SHAPES = SEQUENCE_SHAPES[-3:]
+LARGE_SEQUENCE_SHAPES = list(SEQUENCE_SHAPES.values())[-3:]
 # Packed or not, in both directions, with resets or without.
 SEQUENCE_KINDS = list(itertools.product(("padded", "packed"), (False, True), (False, True)))
 SequenceKind = tuple[str, bool, bool]
@@ -166,7 +163,7 @@ SequenceKind = tuple[str, bool, bool]
 
 SEQUENCE_CASES = [
     (dtype, shape, kind)
-    for dtype, shape, kind in itertools.product(DTYPES, SEQUENCE_SHAPES, SEQUENCE_KINDS)
+    for dtype, shape, kind in itertools.product(DTYPES, SEQUENCE_SHAPES.values(), SEQUENCE_KINDS)
     if dtype == torch.float32
     or shape not in LARGE_SEQUENCE_SHAPES
     or kind in (SEQUENCE_KINDS[0], SEQUENCE_KINDS[-1])

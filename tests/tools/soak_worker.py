@@ -220,8 +220,8 @@ KINDS = [
         )
     ),
 ]
-CELLS = [*SHAPES, (4000, 3, 5), (1, 2000, 33), (2, 5, 700)]
-SEQUENCES = [*SEQUENCE_SHAPES, (3000, 1, 2, 5), (2, 2500, 3, 8)]
+CELLS = [*SHAPES.values(), (4000, 3, 5), (1, 2000, 33), (2, 5, 700)]
+SEQUENCES = [*SEQUENCE_SHAPES.values(), (3000, 1, 2, 5), (2, 2500, 3, 8)]
 SMALL = 4000  # elements of a sequence's output
 
 
