@@ -307,97 +307,10 @@ def test_dropout_with_one_layer_warns():
         lltm_ops.LLTM(5, 6, dropout=0.5)
 
 
-@pytest.mark.parametrize("sizes", [[1, 3, 6], [2, 6], [2, 2, 6], [2, 3, 5]], ids=str)
-@pytest.mark.parametrize("slow", [{}, *SLOW_OPTIONS], ids=str)
-def test_a_state_of_another_shape_is_refused(sizes, slow):
-    layer = lltm_ops.LLTM(5, 6, num_layers=2, **slow)
-    state = torch.zeros(sizes), torch.zeros(sizes)
-    with pytest.raises(RuntimeError, match=r"lltm_ops.LLTM: expected h_0 and c_0 to have shape"):
-        layer(torch.randn(4, 3, 5), state)
-
-
-def test_errors_name_the_shape_of_an_unbatched_state():
-    layer = lltm_ops.LLTM(5, 6)
-    with pytest.raises(RuntimeError, match=r"hidden_size\] = \[1, 6\], but got \[1, 1, 6\]"):
-        layer(torch.randn(4, 5), state_of(layer, 1))
-
-
-@pytest.mark.parametrize("batches", [(5, 5), (2, 2), (5, 3)], ids=str)
-@pytest.mark.parametrize("enforce_sorted", [False, True])
-def test_a_state_of_another_batch_is_refused_for_packed_sequences(batches, enforce_sorted):
-    layer = lltm_ops.LLTM(5, 6)
-    packed = pack_sequence(
-        [torch.randn(length, 5) for length in (6, 4, 2)], enforce_sorted=enforce_sorted
-    )
-    state = tuple(torch.zeros(1, batch, 6) for batch in batches)
-    with pytest.raises(RuntimeError, match=r"expected h_0 and c_0 to have shape|batch of h0, "):
-        layer(packed, state)
-
-
 def test_batch_sizes_beside_a_packed_sequence_are_refused():
     packed = pack_sequence([torch.randn(4, 5)])
     with pytest.raises(RuntimeError, match="expected no batch_sizes beside a PackedSequence"):
         lltm_ops.LLTM(5, 6)(packed, batch_sizes=packed.batch_sizes)
-
-
-@pytest.mark.parametrize("sizes", [(), (4, 1)], ids=str)
-def test_unbatched_resets_have_one_dimension(sizes):
-    with pytest.raises(RuntimeError, match=r"expected resets to have 1 dimension \[time\]"):
-        lltm_ops.LLTM(5, 6)(torch.randn(4, 5), None, torch.ones(sizes, dtype=torch.bool))
-
-
-@pytest.mark.parametrize("slow", [{}, *SLOW_OPTIONS], ids=str)
-def test_input_of_other_features_is_refused(slow):
-    layer = lltm_ops.LLTM(5, 6, **slow)
-    words = "lltm_ops.LLTM: expected input to have input_size = 5 features, but got 1"
-    for bad in (torch.randn(4, 3, 1), torch.randn(4, 1), pack_sequence([torch.randn(4, 1)])):
-        with pytest.raises(RuntimeError, match=words):
-            layer(bad)
-
-
-@pytest.mark.parametrize("slow", [{}, *SLOW_OPTIONS], ids=str)
-@pytest.mark.parametrize(
-    ("sizes", "words"),
-    [
-        ([2, 3], "never to increase, but got 3 at step 1"),
-        ([3, 1], r"sum\(batch_sizes\) = 4 rows, but got 5"),
-        ([3, -1, 3], "never to increase, but got -1 at step 1"),
-        ([-1, 2], "never to increase, but got -1 at step 0"),
-        ([[3, 2]], "expected batch_sizes to have 1 dimension"),
-        ([3.0, 2.0], "expected batch_sizes to be dense with dtype Long"),
-        ([2**40, 3], "never to increase, but got 1099511627776 at step 0"),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("with_state", [False, True])
-def test_batch_sizes_are_refused_by_the_operator(slow, sizes, words, with_state):
-    layer = lltm_ops.LLTM(5, 6, bidirectional=True, **slow)
-    batch_sizes = torch.tensor(sizes)
-    batch = int(batch_sizes.flatten()[0].clamp(0, 5))
-    state = state_of(layer, batch) if with_state else None
-    with pytest.raises(RuntimeError, match=f"^lltm::sequence_forward: .*{words}"):
-        layer(torch.randn(5, 5), state, None, batch_sizes)
-
-
-@pytest.mark.parametrize("slow", [{}, *SLOW_OPTIONS], ids=str)
-def test_other_errors_are_those_of_the_operator(slow):
-    with pytest.raises(RuntimeError, match=r"^lltm::sequence_forward: expected "):
-        lltm_ops.LLTM(5, 6, **slow)(torch.randn(4, 3, 5).long())
-    packed = pack_sequence([torch.randn(4, 5)])
-    with pytest.raises(RuntimeError, match=r"begin with the batch of h0, 3, .* but got 1 at step"):
-        layer = lltm_ops.LLTM(5, 6, **slow)
-        layer(packed, state_of(layer, 3))
-
-
-@pytest.mark.parametrize("slow", [{}, *SLOW_OPTIONS], ids=str)
-@pytest.mark.parametrize(
-    "resets",
-    [torch.zeros(3, 4, dtype=torch.bool), torch.zeros(12, dtype=torch.bool), torch.zeros(4, 3)],
-    ids=["[batch, time]", "flat", "float"],
-)
-def test_wrong_resets_are_refused(slow, resets):
-    with pytest.raises(RuntimeError, match="expected resets to "):
-        lltm_ops.LLTM(5, 6, **slow)(torch.randn(4, 3, 5), None, resets)
 
 
 @pytest.mark.parametrize("sizes", [(4, 3), (3, 4, 1), (12,)], ids=str)

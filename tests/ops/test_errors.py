@@ -105,90 +105,6 @@ SPECIAL_CASES = {
 }
 
 
-def forward_arguments(case):
-    arguments = dict(zip(ARGUMENTS, sample_inputs(), strict=True))
-    ({**FORWARD_CASES, **SPECIAL_CASES})[case](arguments)
-    return list(arguments.values())
-
-
-def backward_arguments(case):
-    arguments = dict(zip(BACKWARD_ARGUMENTS, backward_inputs(), strict=True))
-    ({**BACKWARD_CASES, **BACKWARD_SPECIAL_CASES})[case](arguments)
-    return list(arguments.values())
-
-
-def message(op, arguments, kinds=RuntimeError) -> str:
-    with pytest.raises(kinds) as error:
-        op(*arguments)
-    return str(error.value)
-
-
-def catalogue(op, arguments_of, cases) -> str:
-    lines = (f"{case}: {message(op, arguments_of(case))}" for case in cases)
-    return "\n".join(lines)
-
-
-def test_messages_of_forward():
-    assert_expected_inline(
-        catalogue(lltm_ops.forward, forward_arguments, [*FORWARD_CASES, *SPECIAL_CASES]),
-        """\
-input of rank 1: lltm::forward: expected input to have 2 dimensions [batch, input_features], but got 1
-input of rank 3: lltm::forward: expected input to have 2 dimensions [batch, input_features], but got 3
-input too wide: lltm::forward: expected weights to have shape [3 * state_size, state_size + input_features] = [12, 10] for input of shape [3, 6], but got [12, 9]
-weights of rank 1: lltm::forward: expected weights to have 2 dimensions [3 * state_size, state_size + input_features], but got 1
-weights with rows not in three: lltm::forward: expected weights to have shape [3 * state_size, state_size + input_features] with a number of rows divisible by 3, but got [11, 9]
-weights too narrow: lltm::forward: expected weights to have shape [3 * state_size, state_size + input_features] = [12, 9] for input of shape [3, 5], but got [12, 8]
-weights transposed: lltm::forward: expected weights to have shape [3 * state_size, state_size + input_features] = [9, 8] for input of shape [3, 5], but got [9, 12]
-bias of rank 2: lltm::forward: expected bias to have 1 dimension [3 * state_size], but got 2
-bias too long: lltm::forward: expected bias to have shape [3 * state_size] = [12], but got [13]
-bias too short: lltm::forward: expected bias to have shape [3 * state_size] = [12], but got [4]
-bias of one: lltm::forward: expected bias to have shape [3 * state_size] = [12], but got [1]
-old_h of rank 1: lltm::forward: expected old_h to have 2 dimensions [batch, state_size], but got 1
-old_h of another batch: lltm::forward: expected old_h to have shape [batch, state_size] = [3, 4], but got [2, 4]
-old_h of batch one: lltm::forward: expected old_h to have shape [batch, state_size] = [3, 4], but got [1, 4]
-old_cell of another state_size: lltm::forward: expected old_cell to have shape [batch, state_size] = [3, 4], but got [3, 5]
-all of integers: lltm::forward: expected input to have dtype Double, Float, BFloat16 or Half, but got Long
-all complex: lltm::forward: expected input to have dtype Double, Float, BFloat16 or Half, but got ComplexFloat
-all of bool: lltm::forward: expected input to have dtype Double, Float, BFloat16 or Half, but got Bool
-all of float8: lltm::forward: expected input to have dtype Double, Float, BFloat16 or Half, but got Float8_e4m3fn
-weights of double: lltm::forward: expected weights to have the dtype of input, Float, but got Double
-bias of half: lltm::forward: expected bias to have the dtype of input, Float, but got Half
-old_h of integers: lltm::forward: expected old_h to have the dtype of input, Float, but got Long
-old_cell of bfloat16: lltm::forward: expected old_cell to have the dtype of input, Float, but got BFloat16
-input None: lltm::forward: expected input to be a tensor, but got an undefined tensor or None
-bias None: lltm::forward: expected bias to be a tensor, but got an undefined tensor or None
-old_cell None: lltm::forward: expected old_cell to be a tensor, but got an undefined tensor or None
-weights on another device: lltm::forward: expected weights to be on the device of input, cpu, but got meta
-old_h sparse: lltm::forward: expected old_h to be a dense tensor, but got layout Sparse
-input sparse: lltm::forward: expected input to be a dense tensor, but got layout Sparse
-weights sparse CSR: lltm::forward: expected weights to be a dense tensor, but got layout SparseCsr
-input mkldnn: lltm::forward: expected input to be a dense tensor, but got layout Mkldnn
-input nested: lltm::forward: expected input to be a dense tensor, but got a nested tensor""",
-    )
-
-
-def test_messages_of_backward():
-    assert_expected_inline(
-        catalogue(
-            lltm_ops.backward, backward_arguments, [*BACKWARD_CASES, *BACKWARD_SPECIAL_CASES]
-        ),
-        """\
-grad_h of another batch: lltm::backward: expected grad_h to have shape [batch, state_size] = [3, 4], but got [2, 4]
-grad_cell of rank 1: lltm::backward: expected grad_cell to have 2 dimensions [batch, state_size], but got 1
-new_cell of another state_size: lltm::backward: expected new_cell to have shape [batch, state_size] = [3, 4], but got [3, 1]
-gates of one state_size: lltm::backward: expected gates to have shape [batch, 3 * state_size] = [3, 12], but got [3, 4]
-input of rank 1: lltm::backward: expected input to have 2 dimensions [batch, input_features], but got 1
-weights with rows not in three: lltm::backward: expected weights to have shape [3 * state_size, state_size + input_features] with a number of rows divisible by 3, but got [13, 9]
-old_h of another batch: lltm::backward: expected old_h to have shape [batch, state_size] = [3, 4], but got [1, 4]
-grad_h of double: lltm::backward: expected grad_h to have the dtype of input, Float, but got Double
-all of integers: lltm::backward: expected input to have dtype Double, Float, BFloat16 or Half, but got Long
-grad_h None: lltm::backward: expected grad_h to be a tensor, but got an undefined tensor or None
-gates on another device: lltm::backward: expected gates to be on the device of input, cpu, but got meta
-weights sparse: lltm::backward: expected weights to be a dense tensor, but got layout Sparse
-grad_cell nested: lltm::backward: expected grad_cell to be a dense tensor, but got a nested tensor""",
-    )
-
-
 # time 5, batch 3, input_features 5, state_size 4; packed: 12 rows.
 def packed(change=lambda a: None):
     def bad(arguments):
@@ -265,18 +181,112 @@ SEQUENCE_SPECIAL_CASES = {
     "h0 nested": replace("h0", nested),
     "resets nested": lambda a: a.update(resets=nested(torch.zeros(5, 3, dtype=torch.bool))),
 }
-ALL_SEQUENCE_CASES = SEQUENCE_CASES | SEQUENCE_VALUE_CASES | SEQUENCE_SPECIAL_CASES
+SEQUENCE_BACKWARD_CASES = {
+    "grad_output of another time": reshape("grad_output", 4, 3, 4),
+    "grad_cells of rank 2": reshape("grad_cells", 3, 4),
+    "output of another state_size": reshape("output", 5, 3, 5),
+    "cells of another batch": reshape("cells", 5, 2, 4),
+    "gates of one state_size": reshape("gates", 5, 3, 4),
+    "h0 of another batch": reshape("h0", 1, 4),
+    "grad_output of double": retype("grad_output", torch.float64),
+}
 
 
-def sequence_arguments(case):
-    arguments = dict(zip(SEQUENCE_ARGUMENTS, sequence_inputs(), strict=True))
-    ALL_SEQUENCE_CASES[case](arguments)
+CASES = {
+    "forward": FORWARD_CASES | SPECIAL_CASES,
+    "backward": BACKWARD_CASES | BACKWARD_SPECIAL_CASES,
+    "sequence_forward": SEQUENCE_CASES | SEQUENCE_VALUE_CASES | SEQUENCE_SPECIAL_CASES,
+    "sequence_backward": SEQUENCE_BACKWARD_CASES,
+}
+SAMPLES = {
+    "forward": (ARGUMENTS, sample_inputs),
+    "backward": (BACKWARD_ARGUMENTS, backward_inputs),
+    "sequence_forward": (SEQUENCE_ARGUMENTS, sequence_inputs),
+    "sequence_backward": (SEQUENCE_BACKWARD_ARGUMENTS, sequence_backward_inputs),
+}
+
+
+def arguments_of(name, case):
+    """Those of an operator, with one fault."""
+    names, sample = SAMPLES[name]
+    arguments = dict(zip(names, sample(), strict=True))
+    CASES[name][case](arguments)
     return list(arguments.values())
+
+
+def message(op, arguments, kinds=RuntimeError) -> str:
+    with pytest.raises(kinds) as error:
+        op(*arguments)
+    return str(error.value)
+
+
+def catalogue(name) -> str:
+    op = getattr(torch.ops.lltm, name)
+    return "\n".join(f"{case}: {message(op, arguments_of(name, case))}" for case in CASES[name])
+
+
+def test_messages_of_forward():
+    assert_expected_inline(
+        catalogue("forward"),
+        """\
+input of rank 1: lltm::forward: expected input to have 2 dimensions [batch, input_features], but got 1
+input of rank 3: lltm::forward: expected input to have 2 dimensions [batch, input_features], but got 3
+input too wide: lltm::forward: expected weights to have shape [3 * state_size, state_size + input_features] = [12, 10] for input of shape [3, 6], but got [12, 9]
+weights of rank 1: lltm::forward: expected weights to have 2 dimensions [3 * state_size, state_size + input_features], but got 1
+weights with rows not in three: lltm::forward: expected weights to have shape [3 * state_size, state_size + input_features] with a number of rows divisible by 3, but got [11, 9]
+weights too narrow: lltm::forward: expected weights to have shape [3 * state_size, state_size + input_features] = [12, 9] for input of shape [3, 5], but got [12, 8]
+weights transposed: lltm::forward: expected weights to have shape [3 * state_size, state_size + input_features] = [9, 8] for input of shape [3, 5], but got [9, 12]
+bias of rank 2: lltm::forward: expected bias to have 1 dimension [3 * state_size], but got 2
+bias too long: lltm::forward: expected bias to have shape [3 * state_size] = [12], but got [13]
+bias too short: lltm::forward: expected bias to have shape [3 * state_size] = [12], but got [4]
+bias of one: lltm::forward: expected bias to have shape [3 * state_size] = [12], but got [1]
+old_h of rank 1: lltm::forward: expected old_h to have 2 dimensions [batch, state_size], but got 1
+old_h of another batch: lltm::forward: expected old_h to have shape [batch, state_size] = [3, 4], but got [2, 4]
+old_h of batch one: lltm::forward: expected old_h to have shape [batch, state_size] = [3, 4], but got [1, 4]
+old_cell of another state_size: lltm::forward: expected old_cell to have shape [batch, state_size] = [3, 4], but got [3, 5]
+all of integers: lltm::forward: expected input to have dtype Double, Float, BFloat16 or Half, but got Long
+all complex: lltm::forward: expected input to have dtype Double, Float, BFloat16 or Half, but got ComplexFloat
+all of bool: lltm::forward: expected input to have dtype Double, Float, BFloat16 or Half, but got Bool
+all of float8: lltm::forward: expected input to have dtype Double, Float, BFloat16 or Half, but got Float8_e4m3fn
+weights of double: lltm::forward: expected weights to have the dtype of input, Float, but got Double
+bias of half: lltm::forward: expected bias to have the dtype of input, Float, but got Half
+old_h of integers: lltm::forward: expected old_h to have the dtype of input, Float, but got Long
+old_cell of bfloat16: lltm::forward: expected old_cell to have the dtype of input, Float, but got BFloat16
+input None: lltm::forward: expected input to be a tensor, but got an undefined tensor or None
+bias None: lltm::forward: expected bias to be a tensor, but got an undefined tensor or None
+old_cell None: lltm::forward: expected old_cell to be a tensor, but got an undefined tensor or None
+weights on another device: lltm::forward: expected weights to be on the device of input, cpu, but got meta
+old_h sparse: lltm::forward: expected old_h to be a dense tensor, but got layout Sparse
+input sparse: lltm::forward: expected input to be a dense tensor, but got layout Sparse
+weights sparse CSR: lltm::forward: expected weights to be a dense tensor, but got layout SparseCsr
+input mkldnn: lltm::forward: expected input to be a dense tensor, but got layout Mkldnn
+input nested: lltm::forward: expected input to be a dense tensor, but got a nested tensor""",
+    )
+
+
+def test_messages_of_backward():
+    assert_expected_inline(
+        catalogue("backward"),
+        """\
+grad_h of another batch: lltm::backward: expected grad_h to have shape [batch, state_size] = [3, 4], but got [2, 4]
+grad_cell of rank 1: lltm::backward: expected grad_cell to have 2 dimensions [batch, state_size], but got 1
+new_cell of another state_size: lltm::backward: expected new_cell to have shape [batch, state_size] = [3, 4], but got [3, 1]
+gates of one state_size: lltm::backward: expected gates to have shape [batch, 3 * state_size] = [3, 12], but got [3, 4]
+input of rank 1: lltm::backward: expected input to have 2 dimensions [batch, input_features], but got 1
+weights with rows not in three: lltm::backward: expected weights to have shape [3 * state_size, state_size + input_features] with a number of rows divisible by 3, but got [13, 9]
+old_h of another batch: lltm::backward: expected old_h to have shape [batch, state_size] = [3, 4], but got [1, 4]
+grad_h of double: lltm::backward: expected grad_h to have the dtype of input, Float, but got Double
+all of integers: lltm::backward: expected input to have dtype Double, Float, BFloat16 or Half, but got Long
+grad_h None: lltm::backward: expected grad_h to be a tensor, but got an undefined tensor or None
+gates on another device: lltm::backward: expected gates to be on the device of input, cpu, but got meta
+weights sparse: lltm::backward: expected weights to be a dense tensor, but got layout Sparse
+grad_cell nested: lltm::backward: expected grad_cell to be a dense tensor, but got a nested tensor""",
+    )
 
 
 def test_messages_of_sequence_forward():
     assert_expected_inline(
-        catalogue(torch.ops.lltm.sequence_forward, sequence_arguments, ALL_SEQUENCE_CASES),
+        catalogue("sequence_forward"),
         """\
 input of rank 2: lltm::sequence_forward: expected input to have 3 dimensions [time, batch, input_features], but got 2
 input too wide: lltm::sequence_forward: expected weights to have shape [3 * state_size, state_size + input_features] = [12, 10] for input of shape [5, 3, 6], but got [12, 9]
@@ -313,28 +323,9 @@ resets nested: lltm::sequence_forward: expected resets to be a dense tensor, but
     )
 
 
-SEQUENCE_BACKWARD_CASES = {
-    "grad_output of another time": reshape("grad_output", 4, 3, 4),
-    "grad_cells of rank 2": reshape("grad_cells", 3, 4),
-    "output of another state_size": reshape("output", 5, 3, 5),
-    "cells of another batch": reshape("cells", 5, 2, 4),
-    "gates of one state_size": reshape("gates", 5, 3, 4),
-    "h0 of another batch": reshape("h0", 1, 4),
-    "grad_output of double": retype("grad_output", torch.float64),
-}
-
-
-def sequence_backward_arguments(case):
-    arguments = dict(zip(SEQUENCE_BACKWARD_ARGUMENTS, sequence_backward_inputs(), strict=True))
-    SEQUENCE_BACKWARD_CASES[case](arguments)
-    return list(arguments.values())
-
-
 def test_messages_of_sequence_backward():
     assert_expected_inline(
-        catalogue(
-            torch.ops.lltm.sequence_backward, sequence_backward_arguments, SEQUENCE_BACKWARD_CASES
-        ),
+        catalogue("sequence_backward"),
         """\
 grad_output of another time: lltm::sequence_backward: expected grad_output to have shape [time, batch, state_size] = [5, 3, 4], but got [4, 3, 4]
 grad_cells of rank 2: lltm::sequence_backward: expected grad_cells to have 3 dimensions [time, batch, state_size], but got 2
@@ -346,169 +337,107 @@ grad_output of double: lltm::sequence_backward: expected grad_output to have the
     )
 
 
-def sequence_with_grad(*arguments):
-    leaves = [
-        t.requires_grad_() if isinstance(t, torch.Tensor) and t.is_floating_point() else t
-        for t in arguments
-    ]
-    return torch.ops.lltm.sequence_forward(*leaves)
+def with_gates(name):
+    return getattr(torch.ops.lltm, f"_{name}_with_gates")
 
 
-def sequence_on_meta(*arguments):
-    moved = [t.to("meta") if isinstance(t, torch.Tensor) else t for t in arguments]
-    return torch.ops.lltm.sequence_forward(*moved)
+def on_tensors(name, change):
+    """Calls the operator with its tensors changed."""
+
+    def call(*arguments):
+        tensors = (change(a) if isinstance(a, torch.Tensor) else a for a in arguments)
+        return getattr(torch.ops.lltm, name)(*tensors)
+
+    return call
 
 
-def sequence_fake(*arguments):
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        return torch.ops.lltm.sequence_forward(*arguments)
+def with_grad(name):
+    return on_tensors(name, lambda t: t.requires_grad_() if t.is_floating_point() else t)
 
 
-def sequence_compiled(*arguments):
+def on_meta(name):
+    return on_tensors(name, lambda t: t.to("meta"))
+
+
+def fake(name):
+    def call(*arguments):
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            return getattr(torch.ops.lltm, name)(*arguments)
+
+    return call
+
+
+def composite_formulas(name):
+    op, mask = composite(getattr(torch.ops.lltm, name)), [[True] * 5] * name.endswith("backward")
+    return lambda *arguments: op(*arguments, *mask)
+
+
+def compiled(name):
     torch._dynamo.reset()
-    step = torch.compile(torch.ops.lltm.sequence_forward, backend="eager", fullgraph=True)
-    return step(*arguments)
+    return torch.compile(getattr(torch.ops.lltm, name), backend="eager", fullgraph=True)
 
 
-def sequence_mapped(*arguments):
-    step = torch.func.vmap(torch.ops.lltm.sequence_forward, in_dims=(0, *[None] * 7))
-    return step(arguments[0].unsqueeze(0), *arguments[1:])
+def scripted(name):
+    return torch.jit.script(getattr(lltm_ops, name))
 
 
-SEQUENCE_PATHS = [
-    torch.ops.lltm._sequence_forward_with_gates,
-    sequence_with_grad,
-    sequence_on_meta,
-    sequence_fake,
-    composite(torch.ops.lltm.sequence_forward),
-    sequence_compiled,
-    sequence_mapped,
-]
-
-
-@pytest.mark.parametrize("path", SEQUENCE_PATHS)
-@pytest.mark.parametrize("case", SEQUENCE_CASES)
-def test_every_path_of_sequences_says_the_same_words(path, case):
-    arguments = sequence_arguments(case)
-    expected = message(torch.ops.lltm.sequence_forward, arguments)
-    assert expected in message(path, arguments)
-
-
-@pytest.mark.parametrize(
-    "path", [sequence_with_grad, composite(torch.ops.lltm.sequence_forward), sequence_mapped]
-)
-@pytest.mark.parametrize("case", SEQUENCE_VALUE_CASES)
-def test_every_path_of_sequences_that_computes_checks_batch_sizes(path, case):
-    arguments = sequence_arguments(case)
-    expected = message(torch.ops.lltm.sequence_forward, arguments)
-    assert expected in message(path, arguments)
-
-
-def scripted(*arguments):
-    return torch.jit.script(lltm_ops.forward)(*arguments)
-
-
-def fake(*arguments):
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        return torch.ops.lltm.forward(*arguments)
-
-
-def compiled(*arguments):
-    torch._dynamo.reset()
-    return torch.compile(torch.ops.lltm.forward, backend="eager", fullgraph=True)(*arguments)
-
-
-def with_grad(*arguments):
-    leaves = [t.requires_grad_() if t.is_floating_point() else t for t in arguments]
-    return torch.ops.lltm.forward(*leaves)
-
-
-def on_meta(*arguments):
-    return torch.ops.lltm.forward(*(tensor.to("meta") for tensor in arguments))
-
-
-def mapped(*arguments):
-    return torch.func.vmap(torch.ops.lltm.forward, in_dims=(0, None, None, None, None))(
+def mapped(name):
+    op = getattr(torch.ops.lltm, name)
+    return lambda *arguments: torch.func.vmap(op, (0, *[None] * (len(arguments) - 1)))(
         arguments[0].unsqueeze(0), *arguments[1:]
     )
 
 
-def dual(*arguments):
-    return torch.func.jvp(
-        lambda h: torch.ops.lltm.forward(*arguments[:3], h, arguments[4]),
-        (arguments[3],),
-        (arguments[3],),
+def dual(name):
+    op = getattr(torch.ops.lltm, name)
+    return lambda *arguments: torch.func.jvp(
+        lambda h: op(*arguments[:3], h, *arguments[4:]), (arguments[3],), (arguments[3],)
     )
 
 
-PATHS = {
-    "with_gates": torch.ops.lltm._forward_with_gates,
-    "with_grad": with_grad,
-    "meta": on_meta,
-    "fake": fake,
-    "composite": composite(torch.ops.lltm.forward),
-    "compile": compiled,
-    "script": scripted,
-    "vmap": mapped,
-    "jvp": dual,
-}
-
-
-if not HAS_TORCHSCRIPT:
-    del PATHS["script"]
-
+EVERY = [with_gates, with_grad, on_meta, fake, composite_formulas, compiled, mapped]
+# The paths of each operator that can express the cases.
+PATHS = [
+    ("forward", FORWARD_CASES, [*EVERY, scripted, dual]),
+    ("forward", SPECIAL_CASES, [with_gates, scripted, compiled]),
+    ("backward", BACKWARD_CASES, [on_meta, compiled, composite_formulas]),
+    ("sequence_forward", SEQUENCE_CASES, EVERY),
+    # They have no values on meta, nor in a graph.
+    ("sequence_forward", SEQUENCE_VALUE_CASES, [with_grad, composite_formulas, mapped]),
+    ("sequence_backward", SEQUENCE_BACKWARD_CASES, [on_meta, compiled, composite_formulas]),
+]
 # There are no tangents of integers, and torch.compile itself rejects sparse and nested tensors.
 INEXPRESSIBLE = {
-    "jvp": [case for case in FORWARD_CASES if "all of" in case or "old_h of integers" in case],
-    "compile": [case for case in SPECIAL_CASES if "sparse" in case or "nested" in case],
+    dual: [case for case in FORWARD_CASES if "all of" in case or "old_h of integers" in case],
+    compiled: [case for case in SPECIAL_CASES if "sparse" in case or "nested" in case],
 }
-
-
-def pairs(paths, cases):
-    return [(p, c) for p in paths for c in cases if c not in INEXPRESSIBLE.get(p, [])]
-
-
-@pytest.mark.parametrize(("path", "case"), pairs(PATHS, FORWARD_CASES))
-def test_every_path_says_the_same_words(path, case):
-    arguments = forward_arguments(case)
-    expected = message(torch.ops.lltm.forward, arguments)
-    assert expected in message(PATHS[path], arguments)
 
 
 @pytest.mark.parametrize(
-    ("path", "case"),
-    pairs(sorted(PATHS.keys() & {"with_gates", "script", "compile"}), SPECIAL_CASES),
+    ("name", "case", "path"),
+    [
+        pytest.param(
+            name,
+            case,
+            path,
+            id=f"{name}-{case}-{path.__name__}",
+            marks=[needs_torchscript] * (path is scripted),
+        )
+        for name, cases, paths in PATHS
+        for case in cases
+        for path in paths
+        if case not in INEXPRESSIBLE.get(path, [])
+    ],
 )
-def test_special_cases_say_the_same_words(path, case):
-    arguments = forward_arguments(case)
-    expected = message(torch.ops.lltm.forward, arguments)
-    assert expected in message(PATHS[path], arguments)
-
-
-def backward_on_meta(*arguments):
-    return torch.ops.lltm.backward(*(tensor.to("meta") for tensor in arguments))
-
-
-def backward_compiled(*arguments):
-    torch._dynamo.reset()
-    return torch.compile(lltm_ops.backward, backend="eager", fullgraph=True)(*arguments)
-
-
-def backward_composite(*arguments):
-    return composite(torch.ops.lltm.backward)(*arguments, [True] * 5)
-
-
-@pytest.mark.parametrize("path", [backward_on_meta, backward_compiled, backward_composite])
-@pytest.mark.parametrize("case", BACKWARD_CASES)
-def test_every_path_of_backward_says_the_same_words(path, case):
-    arguments = backward_arguments(case)
-    expected = message(torch.ops.lltm.backward, arguments)
-    assert expected in message(path, arguments)
+def test_every_path_says_the_same_words(name, case, path):
+    arguments = arguments_of(name, case)
+    expected = message(getattr(torch.ops.lltm, name), arguments)
+    assert expected in message(path(name), arguments)
 
 
 @pytest.mark.parametrize("case", FORWARD_CASES)
 def test_nothing_changes(case):
-    arguments = forward_arguments(case)
+    arguments = arguments_of("forward", case)
     before = [(tensor.clone(), tensor._version) for tensor in arguments]
     message(torch.ops.lltm.forward, arguments)
     for tensor, (copy, version) in zip(arguments, before, strict=True):
@@ -563,10 +492,25 @@ LAYER_SIZE_CASES = SIZE_CASES | {
     "batch_sizes of rank 2": of_packed([3, 3, 3]),
     "batch_sizes beside padded input": lambda input, hx: (input, None, None, torch.tensor([3])),
     "batch_sizes beside a number": lambda input, hx: (input.sum(), None, None, torch.tensor([3])),
+    "batch_sizes that increase": of_packed(4, 5),
+    "batch_sizes of fewer rows": of_packed(5, 3),
+    "batch_sizes beside a state of another batch": lambda input, hx: (
+        torch.zeros(9, 5), hx, None, torch.tensor([5, 4])
+    ),
     "batch_sizes beyond memory": of_packed(2**40, 3, 3),
     "batch_sizes beyond int64": of_packed(2**62, 2**62, 2**62),
     "negative batch_sizes": of_packed(-3, 3, 3),
-}
+    "input of integers": lambda input, hx: (input.long(),),
+    "hx of other layers": lambda input, hx: (input, tuple(torch.cat([s, s]) for s in hx)),
+    "hx of another batch": lambda input, hx: (input, tuple(s[:, 1:] for s in hx)),
+    "hx with a batch that input lacks": lambda input, hx: (input[:, 0], hx),
+    "resets of another shape": lambda input, hx: (input, hx, torch.zeros(3, 5).bool()),
+    "resets of one dimension": lambda input, hx: (input, hx, torch.zeros(15).bool()),
+    "resets with a batch that input lacks": lambda input, hx: (
+        input[:, 0], None, torch.zeros(5, 1).bool()
+    ),
+    "resets of floats": lambda input, hx: (input, hx, torch.zeros(5, 3)),
+}  # fmt: skip
 MODULE_ERRORS = (RuntimeError, TypeError, ValueError, torch.jit.Error)
 
 
@@ -644,9 +588,20 @@ batch_sizes of NaN: lltm::sequence_forward: expected batch_sizes to be dense wit
 batch_sizes of rank 2: lltm::sequence_forward: expected batch_sizes to have 1 dimension [time], but got 2
 batch_sizes beside padded input: lltm::sequence_forward: expected input to have 2 dimensions [sum(batch_sizes), input_features], but got 3
 batch_sizes beside a number: lltm::sequence_forward: expected input to have 2 dimensions [sum(batch_sizes), input_features], but got 0
+batch_sizes that increase: lltm::sequence_forward: expected batch_sizes to begin with the batch of h0, 4, and never to increase, but got 5 at step 1
+batch_sizes of fewer rows: lltm::sequence_forward: expected input to have sum(batch_sizes) = 8 rows, but got 9
+batch_sizes beside a state of another batch: lltm::sequence_forward: expected batch_sizes to begin with the batch of h0, 3, and never to increase, but got 5 at step 0
 batch_sizes beyond memory: lltm::sequence_forward: expected batch_sizes to begin with the batch of h0, 9, and never to increase, but got 1099511627776 at step 0
 batch_sizes beyond int64: lltm::sequence_forward: expected batch_sizes to begin with the batch of h0, 9, and never to increase, but got 4611686018427387904 at step 0
-negative batch_sizes: lltm::sequence_forward: expected batch_sizes to begin with the batch of h0, 0, and never to increase, but got -3 at step 0""",
+negative batch_sizes: lltm::sequence_forward: expected batch_sizes to begin with the batch of h0, 0, and never to increase, but got -3 at step 0
+input of integers: lltm::sequence_forward: expected input to have dtype Double, Float, BFloat16 or Half, but got Long
+hx of other layers: lltm_ops.LLTM: expected h_0 and c_0 to have shape [num_layers * directions, batch, hidden_size] = [1, 3, 4], but got [2, 3, 4] and [2, 3, 4]
+hx of another batch: lltm_ops.LLTM: expected h_0 and c_0 to have shape [num_layers * directions, batch, hidden_size] = [1, 3, 4], but got [1, 2, 4] and [1, 2, 4]
+hx with a batch that input lacks: lltm_ops.LLTM: expected h_0 and c_0 to have shape [num_layers * directions, hidden_size] = [1, 4], but got [1, 3, 4] and [1, 3, 4]
+resets of another shape: lltm::sequence_forward: expected resets to have shape [time, batch] = [5, 3], but got [3, 5]
+resets of one dimension: lltm::sequence_forward: expected resets to have 2 dimensions [time, batch], but got 1
+resets with a batch that input lacks: lltm_ops.LLTM: expected resets to have 1 dimension [time] for input without batch, but got 2
+resets of floats: lltm::sequence_forward: expected resets to be dense with dtype Bool, but got layout Strided with dtype Float""",
     )
 
 
@@ -676,6 +631,18 @@ MODULE_PAIRS = [
     )
     for case in cases
 ]
+
+
+# Of an input that has no last dimension, its slice speaks first.
+@pytest.mark.parametrize(
+    "case", sorted((LAYER_KIND_CASES | LAYER_SIZE_CASES).keys() - {"batch_sizes beside a number"})
+)
+@pytest.mark.parametrize(
+    "option", [{"layer_norm": True}, {"zoneout": 0.3}, {"recurrent_dropout": 0.3}], ids=str
+)
+def test_what_runs_step_by_step_says_the_same_words(option, case):
+    expected = module_message(lltm_ops.LLTM(5, 4), case)
+    assert module_message(lltm_ops.LLTM(5, 4, **option), case) == expected
 
 
 @pytest.mark.parametrize(("module", "case"), MODULE_PAIRS, ids=str)
