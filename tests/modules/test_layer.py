@@ -823,19 +823,6 @@ def test_aot_inductor_package_for_few_steps_and_many(form, tmp_path):
         assert_close(actual, exact)
 
 
-def test_ensemble_of_layers():
-    layers = [lltm_ops.LLTM(5, 6, num_layers=2, dtype=torch.float64) for _ in range(3)]
-    parameters, buffers = torch.func.stack_module_state(layers)
-    input = torch.randn(4, 2, 5, dtype=torch.float64)
-
-    def call(parameters, buffers):
-        return torch.func.functional_call(layers[0], (parameters, buffers), (input,))[0]
-
-    outputs = torch.func.vmap(call)(parameters, buffers)
-    for layer, output in zip(layers, outputs, strict=True):
-        torch.testing.assert_close(output, layer(input)[0])
-
-
 @each_device
 @each_slow_option
 def test_gradients_of_what_runs_step_by_step(device, slow):
