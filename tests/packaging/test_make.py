@@ -1,7 +1,6 @@
 """make: what it asks of a machine first, and what it does again, or not, in a second run."""
 
 import fcntl
-import importlib.util
 import os
 import re
 import shutil
@@ -11,7 +10,7 @@ import sysconfig
 from collections import namedtuple
 
 import pytest
-from common import ROOT
+from common import ROOT, program
 
 CHECK = ROOT / "tools" / "check_machine.py"
 # Notes how it is called. The file `missing` has what the machine lacks: such a call fails.
@@ -255,10 +254,7 @@ def test_this_machine_lacks_nothing():
 
 @pytest.fixture
 def check_machine():
-    spec = importlib.util.spec_from_file_location("check_machine", CHECK)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return program(CHECK)
 
 
 VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"

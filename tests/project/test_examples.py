@@ -2,7 +2,6 @@
 
 import errno
 import hashlib
-import importlib.util
 import os
 import re
 import resource
@@ -14,9 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from common import HAS_TORCHSCRIPT, ROOT
-
-import lltm_ops
+from common import HAS_TORCHSCRIPT, ROOT, environment, program
 
 pytest.importorskip("tqdm")
 pytest.importorskip("matplotlib")
@@ -40,12 +37,9 @@ PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 def start(*options):
-    """The example as a process of its own, which finds the package that is tested here."""
-    package_parent = str(Path(lltm_ops.__file__).parent.parent)
-    path = os.pathsep.join([package_parent, *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.Popen(
         [sys.executable, str(CHAR_LM), *TINY, *map(str, options)],
-        env=os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
+        env=environment(PYTHONUNBUFFERED="1"),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -78,10 +72,7 @@ def char_lm(monkeypatch):
 def imported(monkeypatch):
     """The example as a module, for what needs no process of its own."""
     monkeypatch.syspath_prepend(str(CHAR_LM.parent))
-    spec = importlib.util.spec_from_file_location("char_lm", CHAR_LM)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return program(CHAR_LM)
 
 
 def test_char_lm_learns_and_leaves_its_results(trained):

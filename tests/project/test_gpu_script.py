@@ -1,7 +1,6 @@
 """benchmarks/gpu.py tells what passed from what failed, came too late or never began."""
 
 import argparse
-import importlib.util
 import json
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from common import ROOT
+from common import ROOT, program
 
 import lltm_ops
 
@@ -20,10 +19,7 @@ SCRIPT = ROOT / "benchmarks" / "gpu.py"
 
 @pytest.fixture(scope="module")
 def gpu():
-    spec = importlib.util.spec_from_file_location("gpu", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return program(SCRIPT)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

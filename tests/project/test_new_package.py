@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from common import CXX, HAS_TORCHSCRIPT, ROOT
+from common import CXX, HAS_TORCHSCRIPT, ROOT, program
 from torch.utils.cpp_extension import CUDA_HOME
 
 NAME = "gated_layers"
@@ -32,11 +32,7 @@ AUTHOR = 'Ada "Countess" Lövelace'
 @pytest.fixture
 def new_package():
     """examples/new_package.py as a module of its own for each test."""
-    file = ROOT / "examples" / "new_package.py"
-    spec = importlib.util.spec_from_file_location("new_package", file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return program(ROOT / "examples" / "new_package.py")
 
 
 def compiles(test):

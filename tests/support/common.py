@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import itertools
 import math
 import os
@@ -75,6 +76,22 @@ TOLERANCES = {
     torch.bfloat16: {"rtol": 3e-2, "atol": 3e-2},
     torch.float16: {"rtol": 5e-3, "atol": 5e-3},
 }
+
+
+def program(path: Path) -> Any:
+    """A file that is no module of a package, as a module of its own."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def environment(**more: str) -> dict[str, str]:
+    """For a process that finds the package which is tested here."""
+    parent = str(Path(lltm_ops.__file__).parent.parent)
+    path = os.pathsep.join([parent, *filter(None, [os.environ.get("PYTHONPATH")])])
+    return os.environ | {"PYTHONPATH": path} | more
 
 
 def load_beside_library(name: str, *sources: str) -> None:

@@ -1,26 +1,21 @@
 """The soak passes, and finds what is planted in it."""
 
-import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import soak
-
-import lltm_ops
+from common import environment
 
 pytestmark = pytest.mark.slow
-PACKAGE_PARENT = str(Path(lltm_ops.__file__).parent.parent)
 
 
 def start(*options):
-    path = os.pathsep.join([PACKAGE_PARENT, *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.Popen(
         [sys.executable, soak.__file__, "--seed=1", *options],
-        env=os.environ | {"PYTHONPATH": path},
+        env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
