@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
 from common import (
-    ARGUMENTS,
     CELL,
     OPERATORS,
     PADDED,
@@ -259,35 +258,6 @@ def test_ensemble_of_modules(kind):
     )
     for module, output in zip(modules, outputs, strict=True):
         close(output, module(input)[0])
-
-
-@each_device
-@pytest.mark.parametrize("argument", ARGUMENTS)
-def test_forward_mode_ad_by_value(device, argument):
-    """A tangent that got lost would be None or zeros, without an error."""
-    inputs = sample_inputs(device, torch.float64)
-    position = ARGUMENTS.index(argument)
-    tangent = inputs[position].cos()
-
-    def tangents(op):
-        with fwAD.dual_level():
-            duals = list(inputs)
-            duals[position] = fwAD.make_dual(inputs[position], tangent)
-            return [fwAD.unpack_dual(output).tangent for output in op(*duals)]
-
-    step = 1e-6
-    ahead, behind = list(inputs), list(inputs)
-    ahead[position] = inputs[position] + step * tangent
-    behind[position] = inputs[position] - step * tangent
-    for ours, exact, after, before in zip(
-        tangents(lltm_ops.forward),
-        tangents(lltm_ops.reference),
-        lltm_ops.forward(*ahead),
-        lltm_ops.forward(*behind),
-        strict=True,
-    ):
-        torch.testing.assert_close(ours, exact)
-        torch.testing.assert_close(ours, (after - before) / (2 * step), rtol=1e-6, atol=1e-7)
 
 
 def test_forward_mode_ad_through_backward():

@@ -348,18 +348,6 @@ def test_arguments_that_backward_does_not_need_may_change(changed, wanted, creat
     assert all(map(torch.equal, found, expected))
 
 
-def test_backward_twice_needs_retain_graph():
-    inputs = sample_inputs(requires_grad=True)
-    loss = lltm_ops.forward(*inputs)[0].sum()
-    loss.backward(retain_graph=True)
-    first = [tensor.grad.clone() for tensor in inputs]
-    loss.backward()
-    for tensor, grad in zip(inputs, first, strict=True):
-        torch.testing.assert_close(tensor.grad, 2 * grad)
-    with pytest.raises(RuntimeError, match="second time"):
-        loss.backward()
-
-
 @each_device
 @each_operator
 @pytest.mark.parametrize("use_reentrant", [False, True])
@@ -413,17 +401,3 @@ def test_selective_checkpointing_saves_the_operator_that_gives_gates(operator):
         return sum(event.name == twin.name() for event in profile.events())
 
     assert calls_where_a_policy_saves(twin) < calls_where_a_policy_saves(operator.forward.default)
-
-
-@each_device
-def test_a_loop_over_time(device):
-    inputs = sample_inputs(device, torch.float64, (4, 3, 5), requires_grad=True)
-
-    def loop(op):
-        input, weights, bias, h, c = inputs
-        for _ in range(6):
-            h, c = op(input, weights, bias, h, c)
-        return torch.autograd.grad((h.sum() + c.sum()), inputs)
-
-    for ours, exact in zip(loop(lltm_ops.forward), loop(lltm_ops.reference), strict=True):
-        torch.testing.assert_close(ours, exact)

@@ -16,16 +16,12 @@ from common import (
     double,
     each_device,
     each_dtype,
-    each_sequence_kind,
     gradients,
     needs_cuda,
     sequence_backward_inputs,
     sequence_inputs,
     sequence_reference,
 )
-from torch.nn.utils.rnn import pack_padded_sequence
-
-import lltm_ops
 
 forward = torch.ops.lltm.sequence_forward
 backward = torch.ops.lltm.sequence_backward
@@ -47,38 +43,6 @@ def test_values_and_gradients_match_reference(device, dtype, shape, kind):
     zeros = [torch.zeros_like(t) for t in exact_inputs[:5]]
     expected = [z if e is None else e for e, z in zip(expected, zeros, strict=True)]
     assert_sequences_match(gradients(forward, inputs), expected, dtype)
-
-
-@each_device
-@pytest.mark.parametrize("shape", [(20, 17, 6, 40), (8, 2, 5, 1100)], ids=str)
-@each_sequence_kind
-def test_inference_computes_the_same(device, shape, kind):
-    inputs = sequence_inputs(device, shape=shape, kind=kind)
-    trained = torch.ops.lltm._sequence_forward_with_gates(*inputs)
-    for ours, exact in zip(forward(*inputs), trained[:2], strict=True):
-        assert torch.equal(ours, exact)
-
-
-@each_device
-def test_a_sequence_is_a_loop_over_the_cell(device):
-    input, weights, bias, h, cell, *_ = sequence_inputs(device, shape=(20, 3, 6, 40))
-    output, cells = forward(input, weights, bias, h, cell)
-    for t, x in enumerate(input):
-        h, cell = lltm_ops.forward(x, weights, bias, h, cell)
-        torch.testing.assert_close(output[t], h)
-        torch.testing.assert_close(cells[t], cell)
-
-
-def test_packed_is_what_each_sequence_gives_alone():
-    lengths = [9, 9, 4, 1]
-    input, weights, bias, h0, c0, *_ = sequence_inputs(shape=(9, 4, 5, 33))
-    packed = pack_padded_sequence(input, lengths)
-    output, _ = forward(packed.data, weights, bias, h0, c0, packed.batch_sizes)
-    for row, length in enumerate(lengths):
-        one = slice(row, row + 1)
-        alone, _ = forward(input[:length, one], weights, bias, h0[one], c0[one])
-        places = [int(packed.batch_sizes[:t].sum()) + row for t in range(length)]
-        torch.testing.assert_close(output[places], alone[:, 0])
 
 
 @pytest.mark.parametrize("reverse", [False, True])
