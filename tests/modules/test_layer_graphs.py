@@ -109,8 +109,9 @@ def test_compiled_with_one_graph_for_many_lengths(device, options):
     assert counter.frame_count <= 2  # inference, and training of the same code
 
 
-@pytest.mark.parametrize("enforce_sorted", [False, True])
-@pytest.mark.parametrize("with_resets", [False, True])
+@pytest.mark.parametrize(
+    ("enforce_sorted", "with_resets"), [(True, False), (False, True)], ids=["sorted", "unsorted"]
+)
 def test_compiled_with_one_graph_for_packed_sequences(enforce_sorted, with_resets):
     torch._dynamo.reset()
     layer = lltm_ops.LLTM(5, 6, num_layers=2, bidirectional=True)
@@ -131,14 +132,13 @@ def test_compiled_with_one_graph_for_packed_sequences(enforce_sorted, with_reset
     assert counter.frame_count == frames
 
 
-@pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.parametrize(
-    ("options", "with_resets"),
+    ("options", "with_resets", "requires_grad"),
     [
-        ({"bidirectional": True}, True),
-        ({"num_layers": 2, "dropout": 0.5, "variational_dropout": True}, False),
+        ({"bidirectional": True}, True, True),
+        ({"num_layers": 2, "dropout": 0.5, "variational_dropout": True}, False, False),
     ],
-    ids=str,
+    ids=["trains", "infers"],
 )
 def test_compiled_by_default_with_one_graph_for_packed_sequences(
     options, with_resets, requires_grad

@@ -35,11 +35,8 @@ TESTS = Path(__file__).parent
 # csrc/cpu/primitives/gemm.cpp asks the same.
 INSTRUCTIONS = Path("/proc/cpuinfo").read_text().split()
 HAS_BFLOAT16_PRODUCTS = "avx512_bf16" in INSTRUCTIONS
-# Derivatives of higher order run no other kernels than these, and sizes of 0 none.
-CHOSEN = (
-    "not cuda and not gradgradcheck and not gradcheck and not composite and not checkpointing "
-    "and not of_nothing"
-)
+# What computes numbers: the rest of these files is about autograd, or the same on each path.
+CHOSEN = "tiles or reference or accuracy or threads or infinite"
 VALUE_TESTS = ["test_tiles.py", "test_values.py", "test_gradients.py", "test_sequence.py"]
 # The kernels run as portable code and with AVX2; oneDNN with AVX-512 without bfloat16, with AVX2,
 # and with nothing that it has products for, where PyTorch takes the BLAS. What the machine takes by
