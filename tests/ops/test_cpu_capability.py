@@ -37,7 +37,7 @@ INSTRUCTIONS = Path("/proc/cpuinfo").read_text().split()
 HAS_BFLOAT16_PRODUCTS = "avx512_bf16" in INSTRUCTIONS
 # What computes numbers: the rest of these files is about autograd, or the same on each path.
 CHOSEN = "tiles or reference or accuracy or threads or infinite"
-VALUE_TESTS = ["test_tiles.py", "test_values.py", "test_gradients.py", "test_sequence.py"]
+VALUE_TESTS = [f"test_{of}.py" for of in ("tiles", "values", "accuracy", "gradients", "sequence")]
 # The kernels run as portable code and with AVX2; oneDNN with AVX-512 without bfloat16, with AVX2,
 # and with nothing that it has products for, where PyTorch takes the BLAS. What the machine takes by
 # itself runs in this process already: a choice differs from it where there are instructions that

@@ -296,18 +296,12 @@ class Operator(NamedTuple):
     def named(self, name: str) -> Any:
         return getattr(torch.ops.lltm, name if self.kind is None else f"sequence_{name}")
 
-    @property
-    def forward(self) -> Any:
-        return self.named("forward")
+    forward = property(lambda self: self.named("forward"))
+    backward = property(lambda self: self.named("backward"))
 
     @property
     def forward_with_gates(self) -> Any:
-        prefix = "_forward" if self.kind is None else "_sequence_forward"
-        return getattr(torch.ops.lltm, f"{prefix}_with_gates")
-
-    @property
-    def backward(self) -> Any:
-        return self.named("backward")
+        return getattr(torch.ops.lltm, f"_{self.forward.__name__}_with_gates")
 
     @property
     def reference(self) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -321,27 +315,24 @@ class Operator(NamedTuple):
     def backward_arguments(self) -> tuple[str, ...]:
         return BACKWARD_ARGUMENTS if self.kind is None else SEQUENCE_BACKWARD_ARGUMENTS
 
-    def inputs(
-        self,
-        device: str = "cpu",
-        dtype: torch.dtype = torch.float32,
-        shape: tuple[int, int, int, int] = (5, 3, 5, 4),
-        requires_grad: bool = False,
-    ) -> list[Any]:
-        if self.kind is None:
-            return sample_inputs(device, dtype, shape[1:], requires_grad)
-        return sequence_inputs(device, dtype, shape, self.kind, requires_grad)
+    def inputs(self, *args: Any, **options: Any) -> list[Any]:
+        return self.sample(sample_inputs, sequence_inputs, *args, **options)
 
-    def backward_inputs(
+    def backward_inputs(self, *args: Any, **options: Any) -> list[Any]:
+        return self.sample(backward_inputs, sequence_backward_inputs, *args, **options)
+
+    def sample(
         self,
+        of_cell: Callable[..., list[Any]],
+        of_sequence: Callable[..., list[Any]],
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
         shape: tuple[int, int, int, int] = (5, 3, 5, 4),
         requires_grad: bool = False,
     ) -> list[Any]:
         if self.kind is None:
-            return backward_inputs(device, dtype, shape[1:], requires_grad)
-        return sequence_backward_inputs(device, dtype, shape, self.kind, requires_grad)
+            return of_cell(device, dtype, shape[1:], requires_grad)
+        return of_sequence(device, dtype, shape, self.kind, requires_grad)
 
     def assert_match(
         self, actual: Sequence[Tensor], expected: Sequence[Tensor], dtype: torch.dtype

@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -233,61 +234,50 @@ def shapes(kind: Kind) -> list[tuple[int, ...]]:
     ]
 
 
-Prepared = tuple[Operator, list[Any]]
+def module_call(
+    module: torch.nn.Module, requires_grad: bool, call: Operator, inputs: list[Any]
+) -> tuple[Operator, list[Any]]:
+    """call of the inputs alone; the parameters stand among the arguments, to be differentiated."""
+    parameters = list(module.requires_grad_(requires_grad).parameters())
+    return lambda *arguments: call(*arguments[: len(inputs)]), [*inputs, *parameters]
 
 
-def cell(inputs: list[Any], requires_grad: bool) -> Prepared:
-    return lltm_ops.forward, inputs
-
-
-def sequence(inputs: list[Any], requires_grad: bool) -> Prepared:
-    return lltm_ops.sequence_forward, inputs
-
-
-def cell_module(inputs: list[Any], requires_grad: bool) -> Prepared:
-    input, weights, bias, h, c = inputs
+def cell_module(inputs: list[Any], requires_grad: bool) -> tuple[Operator, list[Any]]:
+    input, _, _, h, c = inputs
     module = lltm_ops.LLTMCell(input.shape[1], h.shape[1], dtype=input.dtype)
-    with torch.no_grad():
-        module.weights.copy_(weights)
-        module.bias.copy_(bias)
-    module.requires_grad_(requires_grad)
-
-    def op(input: Tensor, weights: Tensor, bias: Tensor, h: Tensor, c: Tensor) -> Any:
-        return module(input, (h, c))
-
-    return op, [input, module.weights, module.bias, h, c]
+    call: Operator = lambda input, h, c: module(input, (h, c))  # noqa: E731
+    return module_call(module, requires_grad, call, [input, h, c])
 
 
-def layer(inputs: list[Any], requires_grad: bool, scripted: bool = False) -> Prepared:
+def layer(
+    inputs: list[Any], requires_grad: bool, scripted: bool = False
+) -> tuple[Operator, list[Any]]:
     input, _, _, h0, c0, batch_sizes, *_ = inputs
     module = lltm_ops.LLTM(
         input.shape[-1], h0.shape[1], num_layers=2, bidirectional=True, dtype=input.dtype
-    ).requires_grad_(requires_grad)
-    call = torch.jit.script(module) if scripted else module
+    )
+    run = torch.jit.script(module) if scripted else module
     states = [torch.stack([s, s.flip(0), s * 0.5, -s]).detach() for s in (h0, c0)]
+    states = [state.requires_grad_(requires_grad) for state in states]
 
-    def op(input: Tensor, h_0: Tensor, c_0: Tensor, batch_sizes: Tensor | None, *_: Tensor) -> Any:
+    def call(input: Tensor, h_0: Tensor, c_0: Tensor, batch_sizes: Tensor | None) -> Any:
         if batch_sizes is None or scripted:
-            output, (h_n, c_n) = call(input, (h_0, c_0), None, batch_sizes)
+            output, (h_n, c_n) = run(input, (h_0, c_0), None, batch_sizes)
         else:
-            packed, (h_n, c_n) = call(PackedSequence(input, batch_sizes), (h_0, c_0))
+            packed, (h_n, c_n) = run(PackedSequence(input, batch_sizes), (h_0, c_0))
             output = packed.data
         return output, h_n, c_n
 
-    states = [state.requires_grad_(requires_grad) for state in states]
-    return op, [input, *states, batch_sizes, *module.parameters()]
+    return module_call(module, requires_grad, call, [input, *states, batch_sizes])
 
 
-def scripted_layer(inputs: list[Any], requires_grad: bool) -> Prepared:
-    return layer(inputs, requires_grad, scripted=True)
-
-
-OPERATORS: dict[str, Callable[[list[Any], bool], Prepared]] = {
-    "cell": cell,
-    "sequence": sequence,
+# Of inputs of the operator: what is called, and with what.
+OPERATORS: dict[str, Callable[[list[Any], bool], tuple[Operator, list[Any]]]] = {
+    "cell": lambda inputs, _: (lltm_ops.forward, inputs),
+    "sequence": lambda inputs, _: (lltm_ops.sequence_forward, inputs),
     "LLTMCell": cell_module,
     "LLTM": layer,
-    "scripted LLTM": scripted_layer,
+    "scripted LLTM": partial(layer, scripted=True),
 }
 
 
