@@ -13,10 +13,10 @@ FILES = [path.relative_to(CSRC) for path in sorted(CSRC.rglob("*.*"))]
 # The most files and lines of each part: those of today, rounded up. A change that needs more raises
 # them, and says why in its message.
 MOST = {
-    "ops": (22, 2660),
+    "ops": (20, 2600),
     "cpu": (33, 4420),
-    "a step forward": (29, 3180),
-    "a sequence forward": (37, 4460),
+    "a step forward": (29, 3200),
+    "a sequence forward": (37, 4450),
 }
 # Where a reader begins: what runs on the CPU, and the file with the schemas.
 READ = {
