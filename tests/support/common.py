@@ -87,6 +87,12 @@ def program(path: Path) -> Any:
     return module
 
 
+def message(op: Callable[..., Any], arguments: Sequence[Any], kinds: Any = RuntimeError) -> str:
+    with pytest.raises(kinds) as error:
+        op(*arguments)
+    return str(error.value)
+
+
 def rejection(main: Callable[[list[str]], Any], arguments: list[Any], capsys: Any) -> str:
     """The one sentence with which argparse ends a program."""
     with pytest.raises(SystemExit) as exit:
