@@ -208,15 +208,6 @@ def test_the_demo_says_of_memory_what_its_run_found(char_lm, errors, sentence):
     assert char_lm.demo_report.about_recall(losses, errors) == sentence
 
 
-def test_char_lm_compares_layers(trained):
-    _, printed = trained
-    table = printed.split("Learning the same text:")[1]
-    bits = re.findall(r"^(LLTM|LSTM|GRU) +[\d,]+ +(\d\.\d{3}) .* s +[\d,]+$", table, re.MULTILINE)
-    assert [rnn for rnn, _ in bits] == ["LLTM", "LSTM", "GRU"]
-    assert all(float(value) < 6 for _, value in bits)
-    assert re.search(r"^LLTM, cell in a loop .* s +[\d,]+$", table, re.MULTILINE)
-
-
 @pytest.mark.slow
 def test_char_lm_resumes_after_ctrl_c_as_if_it_had_not_stopped(tmp_path):
     steps = 1000

@@ -389,10 +389,6 @@ def double(arguments: list[Any]) -> list[Any]:
     return [one(argument) for argument in arguments]
 
 
-def reference_gradients(inputs: list[Tensor]) -> list[Tensor | None]:
-    return gradients(lltm_ops.reference, inputs)
-
-
 def weighted_loss(outputs: Sequence[Tensor]) -> Tensor:
     def weighted(output: Tensor, start: float) -> Tensor:
         weight = torch.linspace(start, 1, output.numel(), dtype=torch.float64)
