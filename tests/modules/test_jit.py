@@ -4,13 +4,7 @@ import io
 
 import pytest
 import torch
-from common import (
-    each_sequence_kind,
-    gradients,
-    needs_torchscript,
-    sample_inputs,
-    sequence_inputs,
-)
+from common import each_sequence_kind, gradients, needs_torchscript, sample_inputs, sequence_inputs
 
 import lltm_ops
 

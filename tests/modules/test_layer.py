@@ -8,26 +8,11 @@ import re
 
 import pytest
 import torch
-from common import (
-    HAS_TORCHSCRIPT,
-    each_device,
-    sequence_reference,
-)
-from layers import (
-    SLOW_OPTIONS,
-    Times,
-    assert_close,
-    each_slow_option,
-    each_structure,
-    state_of,
-)
+from common import HAS_TORCHSCRIPT, each_device, sequence_reference
+from layers import SLOW_OPTIONS, Times, assert_close, each_slow_option, each_structure, state_of
 from torch import nn
 from torch.nn.utils import parametrize, prune
-from torch.nn.utils.rnn import (
-    PackedSequence,
-    pack_sequence,
-    pad_packed_sequence,
-)
+from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
 
 import lltm_ops
 

@@ -8,14 +8,7 @@ import sys
 import pytest
 import torch
 from common import TOLERANCES, each_device, needs_torchscript
-from layers import (
-    SLOW_OPTIONS,
-    STRUCTURES,
-    Times,
-    assert_close,
-    each_structure,
-    state_of,
-)
+from layers import SLOW_OPTIONS, STRUCTURES, Times, assert_close, each_structure, state_of
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses import FakeTensorMode

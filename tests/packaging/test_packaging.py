@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import shell_blocks
 import torch
-from common import CXX, ROOT
+from common import CXX, OF_MAKE, ROOT
 
 import lltm_ops
 from lltm_ops import _extension
@@ -184,7 +184,7 @@ def test_a_library_loaded_by_hand_is_not_loaded_twice():
 def dry_run_of_demo(*arguments, **environment):
     command = ["make", "--dry-run", "demo", *arguments]
     # Under `make test VENV=... PYTHON=...`, these would hand down the choices of that call.
-    handed_down = {"MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "VENV", "PYTHON"}
+    handed_down = {*OF_MAKE, "VENV", "PYTHON"}
     inherited = {k: v for k, v in os.environ.items() if k not in handed_down}
     return subprocess.run(
         command, cwd=ROOT, env=inherited | environment, capture_output=True, text=True

@@ -105,11 +105,8 @@ def test_only_the_prefixes_asked_for(tmp_path):
     torch.save(nn.ModuleList(TutorialLLTM(12) for _ in range(3)).state_dict(), tmp_path / "old.pt")
     convert(tmp_path / "old.pt", tmp_path / "new.pt", "--prefix", "0.", "--prefix", "2.")
     state = torch.load(tmp_path / "new.pt", weights_only=True)
-    layers, cell = (
-        ("0.weights_l0", "0.bias_l0", "2.weights_l0", "2.bias_l0"),
-        ("1.weights", "1.bias"),
-    )
-    assert list(state) == [*layers[:2], *cell, *layers[2:]]
+    names = "0.weights_l0 0.bias_l0 1.weights 1.bias 2.weights_l0 2.bias_l0"
+    assert list(state) == names.split()
 
 
 WEIGHTS, BIAS = torch.zeros(12, 9), torch.zeros(12)
@@ -119,22 +116,14 @@ WEIGHTS, BIAS = torch.zeros(12, 9), torch.zeros(12)
     ("saved", "options", "message"),
     [
         (None, "", "cannot read old.pt: No such file or directory"),
-        (
-            b"text",
-            "",
-            "old.pt is not a file that torch.load reads with weights_only=True: expected",
-        ),
+        (b"text", "", "old.pt is not a file that torch.load reads with weights_only=True: "),
         (b"", "", "old.pt is not a file that torch.load reads with weights_only=True: expected"),
         (TutorialLLTM(12), "", "is not a file that torch.load reads with weights_only=True"),
         ([WEIGHTS], "", "old.pt: expected a state_dict, but got list"),
         ({"model": {"weights": WEIGHTS}}, "", "names to tensors, but got dict for 'model'"),
         ({0: WEIGHTS}, "", "names to tensors, but got Tensor for 0"),
         ({}, "", "old.pt holds no LLTM: expected parameters named weights and bias"),
-        (
-            nn.LSTM(5, 4).state_dict(),
-            "",
-            "old.pt holds no LLTM: expected parameters named weights and bias",
-        ),
+        (nn.LSTM(5, 4).state_dict(), "", "holds no LLTM: expected parameters named weights and"),
         (
             {"weights": torch.zeros(13, 9), "bias": BIAS},
             "",

@@ -23,16 +23,16 @@ def gpu():
 
 
 @pytest.mark.parametrize(
-    ("code", "expected"),
-    [("pass", 0), ("raise SystemExit(3)", 3), ("while True: pass", "TimeoutExpired")],
+    ("command", "seconds", "expected"),
+    [
+        ([sys.executable, "-c", "pass"], 60, 0),
+        ([sys.executable, "-c", "raise SystemExit(3)"], 60, 3),
+        ([sys.executable, "-c", "while True: pass"], 2, "TimeoutExpired"),
+        (["no-such-program"], 2, "FileNotFoundError"),
+    ],
 )
-def test_a_process_ends_with_its_status_or_in_time(gpu, tmp_path, code, expected):
-    seconds = 2 if expected == "TimeoutExpired" else 60
-    assert gpu.finish([sys.executable, "-c", code], seconds, tmp_path / "log") == expected
-
-
-def test_a_program_that_is_not_there_is_a_failure(gpu, tmp_path):
-    assert gpu.finish(["no-such-program"], 2, tmp_path / "log") == "FileNotFoundError"
+def test_a_process_ends_with_its_status_or_in_time(gpu, tmp_path, command, seconds, expected):
+    assert gpu.finish(command, seconds, tmp_path / "log") == expected
 
 
 def test_results_of_tests_are_counted_and_failures_named(gpu, tmp_path, monkeypatch):

@@ -32,6 +32,8 @@ SEQUENCE_BACKWARD_ARGUMENTS = (
     "batch_sizes", "reverse", "resets",
 )  # fmt: skip
 
+# What make hands down to a make that it runs.
+OF_MAKE = ("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL")
 # Like torch's own tools.
 CXX = os.environ.get("CXX") or "c++"
 # By the version that torch.jit itself asks for: there, some modules can be scripted, and some not.
