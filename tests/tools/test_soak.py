@@ -1,4 +1,4 @@
-"""The soak passes, and finds what is planted in it."""
+"""The soak finds what is planted in it. That it passes, `make soak` shows."""
 
 import signal
 import subprocess
@@ -28,13 +28,6 @@ def finish(process):
     finally:
         process.terminate()
     return process.returncode, printed
-
-
-def test_short_soak_passes():
-    status, printed = finish(start("--minutes=0.05"))
-    assert status == 0, printed
-    assert printed.startswith("soak: seed 1, 0.05 minutes\n")
-    assert printed.endswith("passed\n")
 
 
 @pytest.mark.parametrize(
