@@ -6,9 +6,12 @@ import contextlib
 import pytest
 import torch
 from common import (
+    CELL,
+    PADDED,
     assert_matches_float64,
     assert_sequences_match,
     double,
+    each_operator,
     each_sequence_kind,
     gradients,
     needs_cuda,
@@ -65,55 +68,57 @@ def dtype_of_way(request, monkeypatch):
     return getattr(torch, dtype)
 
 
-def test_runs_on_the_current_stream():
+@each_operator
+def test_runs_on_the_current_stream(operator, dtype_of_way):
     """A value that an earlier kernel of the stream writes late must be seen."""
-    inputs = sample_inputs("cuda", shape=(16, 32, 128))
-    expected = lltm_ops.forward(*inputs)
-    late = inputs[0].clone()
-    torch.cuda.synchronize()
-    late.zero_()
+    inputs = operator.inputs("cuda", dtype_of_way, (6, 16, 32, 128))
+    expected = operator.forward(*inputs)
+    late = torch.zeros_like(inputs[0])
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):
         torch.cuda._sleep(50_000_000)
         late.copy_(inputs[0])
-        outputs = lltm_ops.forward(late, *inputs[1:])
+        outputs = operator.forward(late, *inputs[1:])
     torch.cuda.synchronize()
     for ours, exact in zip(outputs, expected, strict=True):
         torch.testing.assert_close(ours, exact)
 
 
-def test_two_streams_at_once():
-    inputs = sample_inputs("cuda", shape=(64, 128, 256))
-    expected = lltm_ops.forward(*inputs)
+@pytest.mark.parametrize("operator", [CELL, PADDED], ids=str)
+def test_two_streams_at_once(operator, dtype_of_way):
+    """Of the recurrence, two grids that each want to run whole."""
+    inputs = operator.inputs("cuda", dtype_of_way, (200, 64, 32, 512))
+    expected = operator.forward(*inputs)
     torch.cuda.synchronize()
     streams = [torch.cuda.Stream() for _ in range(2)]
     results = []
-    for _ in range(20):
-        for stream in streams:
-            with torch.cuda.stream(stream):
-                results.append(lltm_ops.forward(*inputs))
+    for stream in streams * 10:
+        with torch.cuda.stream(stream):
+            results.append(operator.forward(*inputs))
     torch.cuda.synchronize()
     for outputs in results:
         for ours, exact in zip(outputs, expected, strict=True):
             assert torch.equal(ours, exact)
 
 
-def test_does_not_synchronise():
-    inputs = sample_inputs("cuda", requires_grad=True)
+@each_operator
+def test_does_not_synchronise(operator, dtype_of_way):
+    inputs = operator.inputs("cuda", dtype_of_way, (5, 3, 5, 32), requires_grad=True)
     with errors_on_synchronisation():
         for _ in range(2):
-            new_h, new_cell = lltm_ops.forward(*inputs)
-            torch.autograd.backward((new_h, new_cell), (new_h.detach(), new_cell.detach()))
+            outputs = operator.forward(*inputs)
+            torch.autograd.backward(outputs, [output.detach() for output in outputs])
 
 
-def test_graph_capture_and_replay():
-    inputs = sample_inputs("cuda", requires_grad=True)
+@each_operator
+def test_graph_capture_and_replay(operator, dtype_of_way):
+    inputs = operator.inputs("cuda", dtype_of_way, (5, 3, 5, 32), requires_grad=True)
 
     def step():
-        outputs = lltm_ops.forward(*inputs)
-        return (*outputs, *torch.autograd.grad(sum(o.sum() for o in outputs), inputs))
+        outputs = operator.forward(*inputs)
+        return (*outputs, *torch.autograd.grad(sum(o.sum() for o in outputs), inputs[:5]))
 
-    check_replay(step, inputs)
+    check_replay(step, inputs[:5])
 
 
 def test_the_recurrence_runs(monkeypatch):
@@ -155,56 +160,6 @@ def test_sequences_repeat_their_bits(kind, dtype_of_way):
             torch.ops.lltm._sequence_forward_with_gates(*inputs), first, strict=True
         ):
             assert torch.equal(again, once)
-
-
-@each_sequence_kind
-def test_sequences_do_not_synchronise(kind, dtype_of_way):
-    inputs = sequence_inputs("cuda", dtype_of_way, (5, 3, 5, 32), kind, requires_grad=True)
-    with errors_on_synchronisation():
-        output, cells = torch.ops.lltm.sequence_forward(*inputs)
-        torch.autograd.backward((output, cells), (output.detach(), cells.detach()))
-
-
-def test_two_sequences_at_once(dtype_of_way):
-    """Two grids that each want to run whole, on two streams."""
-    inputs = sequence_inputs("cuda", dtype_of_way, (200, 64, 32, 512))
-    expected = torch.ops.lltm.sequence_forward(*inputs)
-    torch.cuda.synchronize()
-    results = []
-    for _ in range(10):
-        for stream in (torch.cuda.Stream(), torch.cuda.Stream()):
-            with torch.cuda.stream(stream):
-                results.append(torch.ops.lltm.sequence_forward(*inputs))
-    torch.cuda.synchronize()
-    for outputs in results:
-        for ours, exact in zip(outputs, expected, strict=True):
-            assert torch.equal(ours, exact)
-
-
-@each_sequence_kind
-def test_sequences_run_on_the_current_stream(kind, dtype_of_way):
-    inputs = sequence_inputs("cuda", dtype_of_way, (6, 16, 32, 128), kind)
-    expected = torch.ops.lltm.sequence_forward(*inputs)
-    late = torch.zeros_like(inputs[0])
-    torch.cuda.synchronize()
-    with torch.cuda.stream(torch.cuda.Stream()):
-        torch.cuda._sleep(50_000_000)
-        late.copy_(inputs[0])
-        outputs = torch.ops.lltm.sequence_forward(late, *inputs[1:])
-    torch.cuda.synchronize()
-    for ours, exact in zip(outputs, expected, strict=True):
-        torch.testing.assert_close(ours, exact)
-
-
-@each_sequence_kind
-def test_graph_capture_and_replay_of_sequences(kind, dtype_of_way):
-    inputs = sequence_inputs("cuda", dtype_of_way, (5, 3, 5, 32), kind, requires_grad=True)
-
-    def run():
-        outputs = torch.ops.lltm.sequence_forward(*inputs)
-        return (*outputs, *torch.autograd.grad(sum(o.sum() for o in outputs), inputs[:5]))
-
-    check_replay(run, inputs[:5])
 
 
 def test_batch_above_the_limit_of_a_grid():

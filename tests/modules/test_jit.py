@@ -4,14 +4,7 @@ import io
 
 import pytest
 import torch
-from common import (
-    each_sequence_kind,
-    gradients,
-    needs_torchscript,
-    sample_inputs,
-    sequence_inputs,
-)
-from expecttest import assert_expected_inline
+from common import each_sequence_kind, gradients, needs_torchscript, sample_inputs, sequence_inputs
 
 import lltm_ops
 
@@ -23,25 +16,6 @@ def saved_and_loaded(module):
     torch.jit.save(module, buffer)
     buffer.seek(0)
     return torch.jit.load(buffer)
-
-
-def test_scripted_code():
-    @torch.jit.script
-    def step(input, weights, bias, old_h, old_cell):
-        return torch.ops.lltm.forward(input, weights, bias, old_h, old_cell)
-
-    assert_expected_inline(
-        step.code,
-        """\
-def step(input: Tensor,
-    weights: Tensor,
-    bias: Tensor,
-    old_h: Tensor,
-    old_cell: Tensor) -> Tuple[Tensor, Tensor]:
-  _0, _1 = ops.lltm.forward(input, weights, bias, old_h, old_cell)
-  return (_0, _1)
-""",
-    )
 
 
 def test_functional_forms_script():
@@ -79,41 +53,21 @@ def test_trains_after_loading():
         torch.testing.assert_close(ours, eager)
 
 
-def test_gradients_of_script():
-    step = torch.jit.script(lltm_ops.forward)
-    inputs = sample_inputs(dtype=torch.float64, requires_grad=True)
-    copies = [tensor.detach().clone().requires_grad_() for tensor in inputs]
-    for _ in range(3):  # the profiling executor specialises on later calls
-        for tensor in inputs:
-            tensor.grad = None
-        actual = gradients(step, inputs)
-    for ours, eager in zip(actual, gradients(lltm_ops.forward, copies), strict=True):
-        torch.testing.assert_close(ours, eager)
-
-
 @each_sequence_kind
 def test_sequences_script_and_train(kind):
-    @torch.jit.script
-    def run(
-        input,
-        weights,
-        bias,
-        h0,
-        c0,
-        batch_sizes: torch.Tensor | None,
-        reverse: bool,
-        resets: torch.Tensor | None,
-    ):
-        return torch.ops.lltm.sequence_forward(
-            input, weights, bias, h0, c0, batch_sizes, reverse, resets
-        )
-
+    options = "batch_sizes: Optional[Tensor], reverse: bool, resets: Optional[Tensor]"
+    unit = torch.jit.CompilationUnit(f"""
+def run(input, weights, bias, h0, c0, {options}):
+    return torch.ops.lltm.sequence_forward(
+        input, weights, bias, h0, c0, batch_sizes, reverse, resets
+    )
+""")
     inputs = sequence_inputs(dtype=torch.float64, kind=kind, requires_grad=True)
     expected = gradients(torch.ops.lltm.sequence_forward, inputs)
-    for _ in range(3):
+    for _ in range(3):  # the profiling executor specialises on later calls
         for tensor in inputs[:5]:
             tensor.grad = None
-        actual = gradients(run, inputs)
+        actual = gradients(unit.run, inputs)
     for ours, eager in zip(actual, expected, strict=True):
         torch.testing.assert_close(ours, eager)
 

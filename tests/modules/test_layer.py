@@ -2,57 +2,26 @@
 recurrent layers ask for."""
 
 import copy
-import io
 import itertools
 import pickle
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
-from common import (
-    HAS_TORCHSCRIPT,
-    TOLERANCES,
-    each_device,
-    each_dtype,
-    needs_torchscript,
-    sequence_reference,
-)
+from common import HAS_TORCHSCRIPT, each_device, sequence_reference
+from layers import SLOW_OPTIONS, Times, assert_close, each_slow_option, each_structure, state_of
 from torch import nn
-from torch._dynamo.testing import CompileCounterWithBackend
-from torch._subclasses import FakeTensorMode
-from torch.nn.utils import parametrizations, parametrize, prune
-from torch.nn.utils.rnn import (
-    PackedSequence,
-    pack_padded_sequence,
-    pack_sequence,
-    pad_packed_sequence,
-)
+from torch.nn.utils import parametrize, prune
+from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
 
 import lltm_ops
 
-STRUCTURES = [
-    {},
-    {"num_layers": 2},
-    {"bidirectional": True},
-    {"num_layers": 3, "bidirectional": True, "bias": False},
-    {"batch_first": True, "num_layers": 2},
-]
-each_structure = pytest.mark.parametrize("options", STRUCTURES, ids=str)
-SLOW_OPTIONS = [{"layer_norm": True}, {"zoneout": 0.3}, {"recurrent_dropout": 0.3}]
-each_slow_option = pytest.mark.parametrize("slow", SLOW_OPTIONS, ids=str)
 LENGTHS = [4, 7, 1, 7]
 
 
 def layer_and_peer(options, **both):
     peer_options = {name: value for name, value in options.items() if name != "bias"}
     return lltm_ops.LLTM(5, 6, **options, **both), nn.LSTM(5, 6, **peer_options, **both)
-
-
-def state_of(layer, *batch, **both):
-    count = layer.num_layers * (2 if layer.bidirectional else 1)
-    return tuple(torch.randn(count, *batch, layer.hidden_size, **both) for _ in range(2))
 
 
 def sizes(results):
@@ -108,14 +77,6 @@ def stacked_cells(layer, input, state=None):
     return input, (torch.stack(last_h), torch.stack(last_c)), cells
 
 
-def assert_close(actual, expected, **tolerance):
-    for ours, exact in zip(actual, expected, strict=True):
-        if isinstance(ours, tuple):
-            assert_close(ours, exact, **tolerance)
-        else:
-            torch.testing.assert_close(ours, exact, **tolerance)
-
-
 @each_device
 @each_structure
 @pytest.mark.parametrize("with_state", [False, True])
@@ -135,13 +96,6 @@ def test_values_are_those_of_stacked_cells(device, options, with_state):
     assert_close(
         torch.autograd.grad(loss, parameters), torch.autograd.grad(expected_loss, parameters)
     )
-
-
-@each_dtype
-def test_dtypes(dtype):
-    layer = lltm_ops.LLTM(5, 6, num_layers=2, bidirectional=True, dtype=dtype)
-    output, (h_n, c_n) = layer(torch.randn(7, 4, 5, dtype=dtype))
-    assert {output.dtype, h_n.dtype, c_n.dtype} == {dtype}
 
 
 @each_device
@@ -307,96 +261,10 @@ def test_dropout_with_one_layer_warns():
         lltm_ops.LLTM(5, 6, dropout=0.5)
 
 
-@pytest.mark.parametrize("sizes", [[1, 3, 6], [2, 6], [2, 2, 6], [2, 3, 5]], ids=str)
-@pytest.mark.parametrize("slow", [{}, *SLOW_OPTIONS], ids=str)
-def test_a_state_of_another_shape_is_refused(sizes, slow):
-    layer = lltm_ops.LLTM(5, 6, num_layers=2, **slow)
-    state = torch.zeros(sizes), torch.zeros(sizes)
-    with pytest.raises(RuntimeError, match=r"lltm_ops.LLTM: expected h_0 and c_0 to have shape"):
-        layer(torch.randn(4, 3, 5), state)
-
-
-def test_errors_name_the_shape_of_an_unbatched_state():
-    layer = lltm_ops.LLTM(5, 6)
-    with pytest.raises(RuntimeError, match=r"hidden_size\] = \[1, 6\], but got \[1, 1, 6\]"):
-        layer(torch.randn(4, 5), state_of(layer, 1))
-
-
-@pytest.mark.parametrize("batches", [(5, 5), (2, 2), (5, 3)], ids=str)
-@pytest.mark.parametrize("enforce_sorted", [False, True])
-def test_a_state_of_another_batch_is_refused_for_packed_sequences(batches, enforce_sorted):
-    layer = lltm_ops.LLTM(5, 6)
-    packed = pack_sequence(
-        [torch.randn(length, 5) for length in (6, 4, 2)], enforce_sorted=enforce_sorted
-    )
-    state = tuple(torch.zeros(1, batch, 6) for batch in batches)
-    words = r"expected h_0 and c_0 to have shape .*|expected an initial state for each of the 3 "
-    with pytest.raises(RuntimeError, match=words):
-        layer(packed, state)
-
-
 def test_batch_sizes_beside_a_packed_sequence_are_refused():
     packed = pack_sequence([torch.randn(4, 5)])
     with pytest.raises(RuntimeError, match="expected no batch_sizes beside a PackedSequence"):
         lltm_ops.LLTM(5, 6)(packed, batch_sizes=packed.batch_sizes)
-
-
-@pytest.mark.parametrize("sizes", [(), (3,), (4, 1)], ids=str)
-def test_unbatched_resets_have_the_time_of_input(sizes):
-    words = f"expected resets to have shape [time] = [4], but got {list(sizes)}"
-    with pytest.raises(RuntimeError, match=re.escape(words)):
-        lltm_ops.LLTM(5, 6)(torch.randn(4, 5), None, torch.ones(sizes, dtype=torch.bool))
-
-
-@pytest.mark.parametrize("slow", [{}, *SLOW_OPTIONS], ids=str)
-def test_input_of_other_features_is_refused(slow):
-    layer = lltm_ops.LLTM(5, 6, **slow)
-    words = "lltm_ops.LLTM: expected input to have input_size = 5 features, but got 1"
-    for bad in (torch.randn(4, 3, 1), torch.randn(4, 1), pack_sequence([torch.randn(4, 1)])):
-        with pytest.raises(RuntimeError, match=words):
-            layer(bad)
-
-
-@pytest.mark.parametrize("slow", [{}, *SLOW_OPTIONS], ids=str)
-@pytest.mark.parametrize(
-    ("sizes", "words"),
-    [
-        ([2, 3], "never to increase, but got 3 at step 1"),
-        ([3, 1], r"sum\(batch_sizes\) = 4 rows, but got 5"),
-        ([3, -1, 3], "never to increase, but got -1 at step 1"),
-        ([-1, 2], "never to increase, but got -1 at step 0"),
-        ([[3, 2]], "expected batch_sizes to have 1 dimension"),
-        ([3.0, 2.0], "expected batch_sizes to be dense with dtype Long"),
-        ([2**40, 3], r"sum\(batch_sizes\) = 1099511627779 rows, but got 5"),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("with_state", [False, True])
-def test_batch_sizes_are_refused_by_the_operator(slow, sizes, words, with_state):
-    layer = lltm_ops.LLTM(5, 6, bidirectional=True, **slow)
-    batch_sizes = torch.tensor(sizes)
-    batch = int(batch_sizes.flatten()[0].clamp(0, 5))
-    state = state_of(layer, batch) if with_state else None
-    with pytest.raises(RuntimeError, match=f"^lltm::sequence_forward: .*{words}"):
-        layer(torch.randn(5, 5), state, None, batch_sizes)
-
-
-@pytest.mark.parametrize("slow", [{}, *SLOW_OPTIONS], ids=str)
-def test_input_of_another_dtype_is_refused(slow):
-    words = "lltm_ops.LLTM: expected input to have the dtype of the parameters, torch.float32, but "
-    with pytest.raises(ValueError, match=words):
-        lltm_ops.LLTM(5, 6, **slow)(torch.randn(4, 3, 5).long())
-
-
-@pytest.mark.parametrize("slow", [{}, *SLOW_OPTIONS], ids=str)
-@pytest.mark.parametrize(
-    "resets",
-    [torch.zeros(3, 4, dtype=torch.bool), torch.zeros(12, dtype=torch.bool), torch.zeros(4, 3)],
-    ids=["[batch, time]", "flat", "float"],
-)
-def test_wrong_resets_are_refused(slow, resets):
-    with pytest.raises(RuntimeError, match="expected resets to "):
-        lltm_ops.LLTM(5, 6, **slow)(torch.randn(4, 3, 5), None, resets)
 
 
 @pytest.mark.parametrize("sizes", [(4, 3), (3, 4, 1), (12,)], ids=str)
@@ -436,15 +304,6 @@ ZEROED = {
         module, name, torch.zeros_like(getattr(module, name))
     ),
 }
-
-
-class Times(nn.Module):
-    def __init__(self, factor):
-        super().__init__()
-        self.factor = factor
-
-    def forward(self, tensor):
-        return tensor * self.factor
 
 
 @pytest.mark.parametrize("name", ["weights_l0", "bias_l0", "weights_l1_reverse"])
@@ -507,15 +366,6 @@ def test_layer_norm_is_its_formula():
         h = scaled.tanh() * gates[1].sigmoid()
         outputs.append(h)
     torch.testing.assert_close(layer(input)[0], torch.stack(outputs))
-
-
-def test_layer_norm_keeps_its_output_in_scale():
-    """The LLTM forgets nothing, and its cell state only grows here."""
-    input = torch.randn(2000, 1, 5) + 1
-    plain, normalised = (lltm_ops.LLTM(5, 64, layer_norm=norm) for norm in (False, True))
-    with torch.no_grad():
-        assert (plain(input)[0][-1].abs() == 0).sum() + (plain(input)[1][1].abs() > 20).sum() > 10
-        assert normalised(input)[0][-1].std() > 0.1
 
 
 def test_zoneout():
@@ -612,316 +462,6 @@ def test_copies(options, duplicate):
         assert not torch.equal(other(input)[0], layer(input)[0])
 
 
-@needs_torchscript
-@pytest.mark.parametrize("return_cells", [False, True])
-@pytest.mark.parametrize("options", [*STRUCTURES, *SLOW_OPTIONS], ids=str)
-def test_scripted_saved_loaded_and_trained(options, return_cells):
-    layer = lltm_ops.LLTM(5, 6, return_cells=return_cells, **options).eval()
-    attributes = set(vars(layer))
-    buffer = io.BytesIO()
-    torch.jit.save(torch.jit.script(layer), buffer)
-    assert set(vars(layer)) == attributes
-    buffer.seek(0)
-    loaded = torch.jit.load(buffer)
-    assert loaded.state_dict().keys() == layer.state_dict().keys()
-    input = torch.randn(7, 4, 5)
-    batch = 7 if layer.batch_first else 4
-    resets = torch.rand(7, 4) < 0.2
-    for arguments in ((input,), (input, state_of(layer, batch)), (input, None, resets)):
-        assert_close(loaded(*arguments), layer(*arguments), rtol=0, atol=0)
-    packed = pack_sequence([torch.randn(length, 5) for length in (5, 3, 2)])
-    results = layer(packed)
-    expected = (results[0].data, results[1], *(cells.data for cells in results[2:]))
-    assert_close(loaded(packed.data, batch_sizes=packed.batch_sizes), expected)
-    for module in (layer.train(), loaded.train()):
-        torch.manual_seed(0)
-        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-        module(input)[0].square().sum().backward()
-        optimizer.step()
-    assert_close(loaded.state_dict().values(), layer.state_dict().values())
-
-
-PARAMETRIZATIONS = {
-    "weight_norm": parametrizations.weight_norm,
-    "spectral_norm": parametrizations.spectral_norm,
-    "registered": lambda module, name: parametrize.register_parametrization(
-        module, name, Times(2.0)
-    ),
-}
-
-
-@needs_torchscript
-@pytest.mark.parametrize("how", PARAMETRIZATIONS)
-def test_scripted_with_the_value_of_a_parametrized_parameter(how):
-    layer = lltm_ops.LLTM(5, 6, num_layers=2)
-    names = set(layer.state_dict())
-    PARAMETRIZATIONS[how](layer, "weights_l0")
-    before = copy.deepcopy(layer.state_dict()), set(vars(layer)), type(layer)
-    compiled = torch.jit.script(nn.Sequential(layer))[0]
-    assert_close(layer.state_dict().values(), before[0].values(), rtol=0, atol=0)
-    assert (set(vars(layer)), type(layer)) == before[1:]
-    assert parametrize.is_parametrized(layer, "weights_l0")
-    assert set(compiled.state_dict()) == names
-    layer.eval()  # in training, each call of spectral_norm changes the weights
-    input = torch.randn(7, 4, 5)
-    assert_close(compiled(input), layer(input), rtol=0, atol=0)
-    compiled(input)[0].sum().backward()
-    assert all(parameter.grad is not None for parameter in compiled.parameters())
-    assert all(parameter.grad is None for parameter in layer.parametrizations.parameters())
-
-
-@each_device
-@each_structure
-def test_compiled_with_one_graph_for_many_lengths(device, options):
-    torch._dynamo.reset()
-    layer = lltm_ops.LLTM(5, 6, **options, device=device)
-    counter = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(layer, backend=counter, fullgraph=True, dynamic=True)
-    for time, batch in ((7, 3), (2, 4), (40, 2)):
-        input = torch.randn(time, batch, 5, device=device)
-        assert_close(compiled(input), layer(input))
-        for module in (compiled, layer):
-            layer.zero_grad()
-            output, (h_n, _) = module(input)
-            (output.square().sum() + h_n.sum()).backward()
-            gradients = [p.grad for p in layer.parameters()]
-            if module is compiled:
-                expected = gradients
-        assert_close(gradients, expected)
-    assert counter.frame_count <= 2  # inference, and training of the same code
-
-
-@pytest.mark.parametrize("enforce_sorted", [False, True])
-@pytest.mark.parametrize("with_resets", [False, True])
-def test_compiled_with_one_graph_for_packed_sequences(enforce_sorted, with_resets):
-    torch._dynamo.reset()
-    layer = lltm_ops.LLTM(5, 6, num_layers=2, bidirectional=True)
-    counter = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(layer, backend=counter, fullgraph=True, dynamic=True)
-    for lengths in ([7, 2, 4], [9, 3, 3, 1], [5, 5]):
-        sequences = [torch.randn(length, 5) for length in lengths]
-        if enforce_sorted:
-            sequences.sort(key=len, reverse=True)
-        packed = pack_sequence(sequences, enforce_sorted=enforce_sorted)
-        resets = torch.rand(sum(lengths)) < 0.3 if with_resets else None
-        arguments = packed, state_of(layer, len(lengths)), resets
-        (ours, last), (exact, expected) = compiled(*arguments), layer(*arguments)
-        assert_close((ours.data, last), (exact.data, expected))
-        ours.data.sum().backward()
-        if lengths == [7, 2, 4]:
-            frames = counter.frame_count
-    assert counter.frame_count == frames
-
-
-def test_compiled_with_packed_sequences_and_no_state():
-    torch._dynamo.reset()
-    layer = lltm_ops.LLTM(5, 6)
-    packed = pack_sequence([torch.randn(length, 5) for length in (7, 4, 2)])
-    ours, last = torch.compile(layer, backend="aot_eager")(packed)  # its batch breaks the graph
-    assert_close((ours.data, last), (layer(packed)[0].data, layer(packed)[1]))
-
-
-@pytest.mark.parametrize("requires_grad", [False, True])
-@pytest.mark.parametrize(
-    ("options", "with_resets"),
-    [
-        ({"bidirectional": True}, True),
-        ({"num_layers": 2, "dropout": 0.5, "variational_dropout": True}, False),
-    ],
-    ids=str,
-)
-def test_compiled_by_default_with_one_graph_for_packed_sequences(
-    options, with_resets, requires_grad
-):
-    torch._dynamo.reset()
-    layer = lltm_ops.LLTM(5, 6, **options)
-    counter = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(layer, backend=counter)
-    for lengths in ([7, 4, 2], [9, 3, 3, 1], [5, 5], [12, 11, 3, 2, 2, 1], [2, 2], [8, 6, 1]):
-        packed = pack_sequence([torch.randn(length, 5) for length in lengths])
-        resets = torch.rand(sum(lengths)) < 0.3 if with_resets else None
-        results = []
-        for module in (compiled, layer):
-            torch.manual_seed(0)
-            with torch.set_grad_enabled(requires_grad):
-                output, last = module(packed, state_of(layer, len(lengths)), resets)
-            results.append((output.data, last))
-        assert_close(*results)
-    assert counter.frame_count == 2  # the first is of the sizes of the first call only
-
-
-# Sizes below 2 get graphs of their own from torch.compile, but not from torch.export.
-FEW_AND_MANY = [(0, 0), (0, 3), (1, 1), (1, 4), (2, 0), (2, 1), (2, 3), (30, 17)]
-each_form = pytest.mark.parametrize("form", ["padded", "packed"])
-each_with_resets = pytest.mark.parametrize("with_resets", [False, True])
-
-
-def call_of(layer, form, with_resets, time, batch):
-    """Arguments of the layer; packed, sequences end at each other step."""
-    sizes = [min(batch, max(1, batch - step // 2)) for step in range(time)]
-    rows = (time, batch) if form == "padded" else (sum(sizes),)
-    return (
-        torch.randn(*rows, 5),
-        state_of(layer, time if layer.batch_first and form == "padded" else batch),
-        torch.rand(rows) < 0.3 if with_resets else None,
-        None if form == "padded" else torch.tensor(sizes, dtype=torch.long),
-    )
-
-
-def assert_holds_for_few_and_many(function, layer, form, with_resets):
-    for time, batch in FEW_AND_MANY:
-        arguments = call_of(layer, form, with_resets, time, batch)
-        assert_close(function(*arguments), layer(*arguments))
-
-
-@each_form
-def test_compiled_for_few_steps_and_many(form):
-    torch._dynamo.reset()
-    layer = lltm_ops.LLTM(5, 6, bidirectional=True)
-    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True, dynamic=True)
-    assert_holds_for_few_and_many(compiled, layer, form, True)
-
-
-@pytest.mark.parametrize(("backend", "with_resets"), [("aot_eager", False), ("inductor", True)])
-def test_compiled_with_one_graph_for_unbacked_time(backend, with_resets):
-    torch._dynamo.reset()
-    layer = lltm_ops.LLTM(5, 6, bidirectional=True)
-    counter = CompileCounterWithBackend(backend)
-    compiled = torch.compile(layer, backend=counter, fullgraph=True)
-    for time in (7, 0, 1, 2):
-        input, hx, resets, _ = call_of(layer, "padded", with_resets, time, 3)
-        for tensor in (input, resets):
-            if tensor is not None:
-                torch._dynamo.decorators.mark_unbacked(tensor, 0)
-        found = []
-        for module in (compiled, layer):
-            layer.zero_grad()
-            output, (h_n, _) = module(input, hx, resets)
-            (output.square().sum() + h_n.sum()).backward()
-            found.append((output, h_n, *(parameter.grad for parameter in layer.parameters())))
-        assert_close(*found)
-    assert counter.frame_count == 1
-
-
-def test_compiled_with_the_batch_first_for_unbacked_time():
-    """Nothing says to the compiler that input and resets have the same time."""
-    torch._dynamo.reset()
-    layer = lltm_ops.LLTM(5, 6, batch_first=True)
-    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
-    input, resets = torch.randn(3, 7, 5), torch.rand(3, 7) < 0.3
-    for tensor in (input, resets):
-        torch._dynamo.decorators.mark_unbacked(tensor, 1)
-    assert_close(compiled(input, None, resets), layer(input, None, resets))
-
-
-def test_packed_sequences_take_a_state_that_has_no_values():
-    layer = lltm_ops.LLTM(5, 6)
-    packed = pack_sequence([torch.randn(length, 5) for length in (4, 2)])
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        data, batch_sizes, *state = map(mode.from_tensor, (*packed[:2], *state_of(layer, 2)))
-        output, (h_n, _) = layer(PackedSequence(data, batch_sizes), tuple(state))
-    assert output.data.shape == (6, 6)
-    assert h_n.shape == (1, 2, 6)
-
-
-class OfKept(nn.Module):
-    """The layer, of those steps that a mask keeps: their number is known only when it runs."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, input, resets, kept):
-        return self.layer(input[kept], None, resets[kept])
-
-
-@pytest.mark.parametrize("strict", [False, True])
-def test_exported_with_unbacked_time(strict):
-    model = OfKept(lltm_ops.LLTM(5, 6, bidirectional=True))
-    input, resets = torch.randn(7, 3, 5), torch.rand(7, 3) < 0.3
-    arguments = input, resets, torch.arange(7) < 4
-    loaded = torch.export.export(model, arguments, strict=strict).module()
-    for count in (0, 1, 2, 7):
-        arguments = input, resets, torch.arange(7) < count
-        assert_close(loaded(*arguments), model(*arguments))
-
-
-def exported(layer, form, with_resets, dimension=torch.export.Dim, strict=False):
-    batch = {1: dimension("batch")}
-    first = {0: dimension("time" if form == "padded" else "rows")}
-    rows = {**first, **(batch if form == "padded" else {})}
-    shapes = (
-        rows,
-        (batch, batch),
-        rows if with_resets else None,
-        None if form == "padded" else {0: dimension("time")},
-    )
-    arguments = call_of(layer, form, with_resets, 7, 3)
-    return torch.export.export(layer, arguments, dynamic_shapes=shapes, strict=strict)
-
-
-@each_form
-@each_with_resets
-@pytest.mark.parametrize("options", [STRUCTURES[0], STRUCTURES[3]], ids=str)
-def test_exported_for_few_steps_and_many(options, with_resets, form, tmp_path):
-    layer = lltm_ops.LLTM(5, 6, return_cells=True, **options)
-    torch.export.save(exported(layer, form, with_resets), tmp_path / "layer.pt2")
-    loaded = torch.export.load(tmp_path / "layer.pt2").module()
-    assert_holds_for_few_and_many(loaded, layer, form, with_resets)
-
-
-@each_form
-@pytest.mark.parametrize(
-    "how",
-    [{"strict": True}, {"dimension": lambda name: torch.export.Dim.DYNAMIC}],
-    ids=["strict", "inferred dimensions"],
-)
-def test_exported_in_other_ways_for_few_steps_and_many(how, form):
-    layer = lltm_ops.LLTM(5, 6, num_layers=2, bidirectional=True)
-    loaded = exported(layer, form, True, **how).module()
-    assert_holds_for_few_and_many(loaded, layer, form, True)
-
-
-RUN_PACKAGE = """
-import sys, torch, lltm_ops
-package, calls, results = sys.argv[1:]
-loaded = torch._inductor.aoti_load_package(package)
-with torch.no_grad():
-    torch.save([loaded(*arguments) for arguments in torch.load(calls)], results)
-"""
-
-
-@pytest.mark.slow
-@each_form
-def test_aot_inductor_package_for_few_steps_and_many(form, tmp_path):
-    layer = lltm_ops.LLTM(5, 6, bidirectional=True)
-    calls = [call_of(layer, form, True, *sizes) for sizes in FEW_AND_MANY]
-    torch.save(calls, tmp_path / "calls.pt")
-    with torch.no_grad():
-        package = torch._inductor.aoti_compile_and_package(
-            exported(layer, form, True), package_path=str(tmp_path / "layer.pt2")
-        )
-        expected = [layer(*arguments) for arguments in calls]
-    # In a process of its own: what reads beyond its rows crashes.
-    files = package, tmp_path / "calls.pt", tmp_path / "results.pt"
-    subprocess.run([sys.executable, "-c", RUN_PACKAGE, *map(str, files)], check=True, timeout=300)
-    for actual, exact in zip(torch.load(tmp_path / "results.pt"), expected, strict=True):
-        assert_close(actual, exact)
-
-
-def test_ensemble_of_layers():
-    layers = [lltm_ops.LLTM(5, 6, num_layers=2, dtype=torch.float64) for _ in range(3)]
-    parameters, buffers = torch.func.stack_module_state(layers)
-    input = torch.randn(4, 2, 5, dtype=torch.float64)
-
-    def call(parameters, buffers):
-        return torch.func.functional_call(layers[0], (parameters, buffers), (input,))[0]
-
-    outputs = torch.func.vmap(call)(parameters, buffers)
-    for layer, output in zip(layers, outputs, strict=True):
-        torch.testing.assert_close(output, layer(input)[0])
-
-
 @each_device
 @each_slow_option
 def test_gradients_of_what_runs_step_by_step(device, slow):
@@ -936,71 +476,6 @@ def test_gradients_of_what_runs_step_by_step(device, slow):
     assert torch.autograd.gradcheck(call, (input,))
 
 
-@needs_torchscript
-@pytest.mark.filterwarnings("error::torch.jit.TracerWarning")
-@each_form
-@each_with_resets
-@pytest.mark.parametrize("with_state", [False, True])
-@pytest.mark.parametrize("options", STRUCTURES[3:], ids=str)
-def test_traced_for_few_steps_and_many(options, with_state, with_resets, form):
-    layer = lltm_ops.LLTM(5, 6, **options)
-
-    def arguments(time, batch):
-        input, hx, resets, batch_sizes = call_of(layer, form, with_resets, time, batch)
-        call = {"input": input, "hx": hx, "resets": resets, "batch_sizes": batch_sizes}
-        given = {name: value for name, value in call.items() if value is not None}
-        return given if with_state else {n: v for n, v in given.items() if n != "hx"}
-
-    traced = torch.jit.trace(layer, example_kwarg_inputs=arguments(4, 3))
-    for time, batch in FEW_AND_MANY:
-        call = arguments(time, batch)
-        assert_close(traced(**call), layer(**call))
-
-
-class Packs(nn.Module):
-    def __init__(self, rnn):
-        super().__init__()
-        self.rnn = rnn
-
-    def forward(self, input, lengths: torch.Tensor):
-        packed = pack_padded_sequence(input, lengths, enforce_sorted=False)
-        output, state = self.rnn(packed)
-        return pad_packed_sequence(output)[0], state
-
-
-class PacksInTorchScript(Packs):
-    def forward(self, input, lengths: torch.Tensor):
-        packed = pack_padded_sequence(input, lengths, enforce_sorted=False)
-        indices, unsorted = packed.sorted_indices, packed.unsorted_indices
-        output, (h_n, c_n) = self.rnn(packed.data, None, None, packed.batch_sizes)
-        if unsorted is not None:
-            h_n, c_n = h_n.index_select(1, unsorted), c_n.index_select(1, unsorted)
-        packed = PackedSequence(output, packed.batch_sizes, indices, unsorted)
-        return pad_packed_sequence(packed)[0], (h_n, c_n)
-
-
-@needs_torchscript
-def test_a_model_that_packs_is_scripted():
-    layer = lltm_ops.LLTM(5, 6)
-    call = torch.randn(8, 4, 5), torch.tensor([1, 2, 8, 4])
-    scripted = torch.jit.script(PacksInTorchScript(layer))
-    assert_close(scripted(*call), Packs(layer)(*call))
-    with pytest.raises(RuntimeError, match=r"'input' but instead found .*PackedSequence'"):
-        torch.jit.script(Packs(layer))
-
-
-@needs_torchscript
-@pytest.mark.filterwarnings("error::torch.jit.TracerWarning")
-def test_a_model_that_packs_is_traced_for_any_batch():
-    model = Packs(lltm_ops.LLTM(5, 6))
-    traced = torch.jit.trace(model, (torch.randn(6, 3, 5), torch.tensor([6, 2, 4])))
-    for call in (
-        (torch.randn(8, 4, 5), torch.tensor([1, 2, 8, 4])),
-        (torch.randn(3, 1, 5), torch.tensor([3])),
-    ):
-        assert_close(traced(*call), model(*call))
-
-
 @each_device
 @pytest.mark.parametrize("slow", [{}, *SLOW_OPTIONS], ids=str)
 @pytest.mark.parametrize("training", [False, True])
@@ -1012,38 +487,3 @@ def test_autocast(device, slow, training):
         empty, state = layer(torch.randn(0, 4, 5, device=device))
     dtypes = {tensor.dtype for tensor in (output, h_n, c_n, empty, *state)}
     assert dtypes == {torch.bfloat16}
-
-
-@needs_torchscript
-@pytest.mark.parametrize("slow", [{}, *SLOW_OPTIONS], ids=str)
-def test_autocast_of_a_scripted_layer(slow):
-    layer = lltm_ops.LLTM(5, 6, **slow).eval()
-    compiled = torch.jit.script(layer)
-    input = torch.randn(7, 4, 5)
-    with torch.autocast("cpu", torch.bfloat16):
-        for _ in range(3):  # TorchScript optimises what it has seen run
-            assert_close(compiled(input), layer(input), **TOLERANCES[torch.bfloat16])
-
-
-def test_learns_what_needs_memory():
-    """Says at the end which of two symbols it saw at the beginning."""
-    torch.manual_seed(0)
-    layer, head = lltm_ops.LLTM(2, 16, batch_first=True), nn.Linear(16, 1)
-    optimizer = torch.optim.Adam([*layer.parameters(), *head.parameters()], lr=1e-2)
-    losses = []
-    for _ in range(150):
-        symbols = torch.randint(0, 2, (32,))
-        input = torch.randn(32, 12, 2) * 0.1
-        input[torch.arange(32), 0, symbols] += 1
-        logits = head(layer(input)[1][0][0]).squeeze(1)
-        loss = nn.functional.binary_cross_entropy_with_logits(logits, symbols.float())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.1 < 0.5 < losses[0]
-
-
-def test_the_layer_is_documented():
-    for public in (lltm_ops.LLTM, lltm_ops.sequence_forward, lltm_ops.sequence_backward):
-        assert len(public.__doc__) > 500

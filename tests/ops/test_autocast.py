@@ -3,17 +3,16 @@
 import pytest
 import torch
 from common import (
+    CELL,
+    PADDED,
     TOLERANCES,
-    backward_inputs,
     composite,
     double,
     each_device,
-    each_sequence_kind,
+    each_operator,
     gradients,
     needs_torchscript,
-    reference_gradients,
     sample_inputs,
-    sequence_backward_inputs,
     sequence_inputs,
 )
 from torch._subclasses import FakeTensorMode
@@ -41,51 +40,42 @@ def test_forward_and_backward(device, dtype, way):
         outputs = step(*inputs)
         assert all(output.dtype == dtype for output in outputs)
         actual = gradients(step, inputs)
-    for ours, exact in zip(actual, reference_gradients(double(inputs)), strict=True):
+    for ours, exact in zip(actual, gradients(lltm_ops.reference, double(inputs)), strict=True):
         assert ours.dtype == torch.float32  # the dtype of the parameter
         torch.testing.assert_close(ours.cpu().double(), exact, **TOLERANCES[torch.bfloat16])
 
 
 @each_device
 @each_low_dtype
-def test_the_same_numbers_as_casting_by_hand(device, dtype):
-    inputs = sample_inputs(device)
-    with torch.autocast(device, dtype):
-        outputs = lltm_ops.forward(*inputs)
-        gates = torch.ops.lltm._forward_with_gates(*inputs)[2]
-    by_hand = torch.ops.lltm._forward_with_gates(*(tensor.to(dtype) for tensor in inputs))
-    for ours, expected in zip((*outputs, gates), by_hand, strict=True):
-        assert torch.equal(ours, expected)
-
-
-@each_device
-@each_low_dtype
-@each_sequence_kind
+@each_operator
 @pytest.mark.parametrize("requires_grad", [False, True])
-def test_sequences_are_cast_too(device, dtype, kind, requires_grad):
-    inputs = sequence_inputs(device, kind=kind, requires_grad=requires_grad)
-    forward = torch.ops.lltm.sequence_forward
+def test_the_same_numbers_as_casting_by_hand(device, dtype, operator, requires_grad):
+    inputs = operator.inputs(device, requires_grad=requires_grad)
+    by_hand = operator.forward_with_gates(*(t.to(dtype) for t in inputs[:5]), *inputs[5:])
     with torch.autocast(device, dtype):
-        outputs = forward(*inputs)
-    by_hand = forward(*(t.to(dtype) for t in inputs[:5]), *inputs[5:])
-    for ours, expected in zip(outputs, by_hand, strict=True):
+        outputs = operator.forward(*inputs)
+        gates = operator.forward_with_gates(*inputs)[2]
+    for ours, expected in zip((*outputs, gates), by_hand, strict=True):
         assert ours.dtype == dtype
         assert torch.equal(ours, expected)
     if requires_grad:
         with torch.autocast(device, dtype):
-            actual = gradients(forward, inputs)
+            actual = gradients(operator.forward, inputs)
         assert all(gradient.dtype == torch.float32 for gradient in actual)
 
 
 @each_device
 @each_low_dtype
-def test_backward_of_sequences_keeps_its_dtypes(device, dtype):
-    inputs = sequence_backward_inputs(device)
-    expected = torch.ops.lltm.sequence_backward(*inputs)
-    with torch.autocast(device, dtype):
-        actual = torch.ops.lltm.sequence_backward(*inputs)
-    for ours, exact in zip(actual, expected, strict=True):
-        assert torch.equal(ours, exact)
+@pytest.mark.parametrize("operator", [CELL, PADDED], ids=str)
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_backward_keeps_its_dtypes(device, dtype, operator, requires_grad):
+    for own in (torch.float32, dtype):
+        inputs = operator.backward_inputs(device, own, requires_grad=requires_grad)
+        expected = operator.backward(*inputs)
+        with torch.autocast(device, dtype):
+            actual = operator.backward(*inputs)
+        for ours, exact in zip(actual, expected, strict=True):
+            assert torch.equal(ours, exact)
 
 
 @each_device
@@ -133,19 +123,6 @@ def test_backward_inside_a_region_that_forward_was_outside_of(device, create_gra
         actual = torch.autograd.grad(loss, inputs, create_graph=create_graph)
     for ours, exact in zip(actual, expected, strict=True):
         torch.testing.assert_close(ours, exact)
-
-
-@each_device
-@each_low_dtype
-@pytest.mark.parametrize("requires_grad", [False, True])
-def test_backward_keeps_its_dtypes(device, dtype, requires_grad):
-    for own in (torch.float32, dtype):
-        inputs = backward_inputs(device, own, requires_grad=requires_grad)
-        expected = lltm_ops.backward(*inputs)
-        with torch.autocast(device, dtype):
-            actual = lltm_ops.backward(*inputs)
-        for ours, exact in zip(actual, expected, strict=True):
-            assert torch.equal(ours, exact)
 
 
 @pytest.mark.parametrize("name", ["forward", "_forward_with_gates"])

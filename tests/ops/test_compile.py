@@ -5,8 +5,12 @@ import pytest
 import torch
 from common import (
     ARGUMENTS,
+    CELL,
+    OPERATORS,
+    PADDED,
+    Operator,
     each_device,
-    each_sequence_kind,
+    each_operator,
     gradients,
     needs_cuda,
     sample_inputs,
@@ -54,13 +58,18 @@ def outputs_close(actual, expected):
         torch.testing.assert_close(ours, eager)
 
 
-def test_our_operators_stand_in_the_training_graph():
+def copies_of(inputs):
+    return [t.detach().clone().requires_grad_() for t in inputs[:5]] + inputs[5:]
+
+
+@pytest.mark.parametrize("operator", [CELL, Operator(("packed", True, True))], ids=str)
+def test_our_operators_stand_in_the_training_graph(operator):
     recorder = GraphRecorder()
-    inputs = sample_inputs(requires_grad=True)
-    step = torch.compile(lltm_ops.forward, backend=recorder.backend, fullgraph=True)
+    inputs = operator.inputs(requires_grad=True)
+    step = torch.compile(operator.forward, backend=recorder.backend, fullgraph=True)
     gradients(step, inputs)
-    assert "lltm._forward_with_gates.default" in recorder.forward
-    assert "lltm.backward.default" in recorder.backward
+    assert recorder.forward.count(str(operator.forward_with_gates.default)) == 1
+    assert recorder.backward.count(str(operator.backward.default)) == 1
     assert not any("sigmoid" in call or "tanh" in call for call in recorder.backward)
 
 
@@ -91,7 +100,7 @@ def test_our_operators_stand_in_the_training_graph_of_scan():
 def test_our_operators_stand_in_the_graph_after_torch_func_was_used():
     """Once torch.func ran on a thread, its thread-local state stays: no reason to decompose."""
     torch.func.grad(lambda x: (x * x).sum())(torch.ones(2))
-    test_our_operators_stand_in_the_training_graph()
+    test_our_operators_stand_in_the_training_graph(CELL)
 
 
 def test_our_operator_stands_in_the_inference_graph():
@@ -103,81 +112,36 @@ def test_our_operator_stands_in_the_inference_graph():
     assert not recorder.backward
 
 
-sequence_forward = torch.ops.lltm.sequence_forward
-
-
-def copies_of(inputs):
-    return [t.detach().clone().requires_grad_() for t in inputs[:5]] + inputs[5:]
-
-
 @each_device
-@each_sequence_kind
+@pytest.mark.parametrize(
+    ("operator", "dynamic"),
+    [*((operator, False) for operator in OPERATORS), (CELL, True), (PADDED, True)],
+    ids=str,
+)
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_compile_inference_and_training_of_sequences(device, kind, backend):
-    step = torch.compile(sequence_forward, backend=backend, fullgraph=True)
+def test_compile_inference_and_training(device, operator, dynamic, backend):
+    step = torch.compile(operator.forward, backend=backend, fullgraph=True, dynamic=dynamic)
     with torch.no_grad():
-        inputs = sequence_inputs(device, kind=kind)
-        outputs_close(step(*inputs), sequence_forward(*inputs))
-    inputs = sequence_inputs(device, kind=kind, requires_grad=True)
+        inputs = operator.inputs(device)
+        outputs_close(step(*inputs), operator.forward(*inputs))
+    inputs = operator.inputs(device, requires_grad=True)
     copies = copies_of(inputs)
-    outputs_close(gradients(step, inputs), gradients(sequence_forward, copies))
-
-
-def test_our_operators_stand_in_the_training_graph_of_sequences():
-    recorder = GraphRecorder()
-    inputs = sequence_inputs(kind=("packed", True, True), requires_grad=True)
-    step = torch.compile(sequence_forward, backend=recorder.backend, fullgraph=True)
-    gradients(step, inputs)
-    assert recorder.forward.count("lltm._sequence_forward_with_gates.default") == 1
-    assert recorder.backward.count("lltm.sequence_backward.default") == 1
+    outputs_close(gradients(step, inputs), gradients(operator.forward, copies))
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])
-@pytest.mark.parametrize("form", ["padded", "packed"])
-def test_one_graph_for_many_lengths_and_batch_sizes(form, requires_grad):
+@pytest.mark.parametrize(
+    "operator",
+    [CELL, Operator(("padded", False, True)), Operator(("packed", False, True))],
+    ids=str,
+)
+def test_one_graph_for_many_sizes(operator, requires_grad):
     counter = CompileCounter()
-    step = torch.compile(sequence_forward, backend=counter, fullgraph=True, dynamic=True)
+    step = torch.compile(operator.forward, backend=counter, fullgraph=True, dynamic=True)
     # No two sizes of the first are equal: torch.compile would take them for one.
     for time, batch in ((7, 3), (3, 2), (7, 5), (50, 16), (5, 33)):
-        kind = (form, False, True)
-        inputs = sequence_inputs(shape=(time, batch, 5, 4), kind=kind, requires_grad=requires_grad)
-        outputs_close(step(*inputs), sequence_forward(*inputs))
-    assert counter.frame_count == 1
-
-
-@pytest.mark.parametrize("dynamic", [False, True])
-@each_sequence_kind
-def test_compiled_autograd_of_sequences(kind, dynamic):
-    inputs = sequence_inputs(kind=kind, requires_grad=True)
-    copies = copies_of(inputs)
-    recorder = GraphRecorder()
-    compiler = torch.compile(backend=recorder.backend, fullgraph=True, dynamic=dynamic)
-    with torch._dynamo.compiled_autograd._enable(compiler):
-        actual = gradients(sequence_forward, inputs)
-    outputs_close(actual, gradients(sequence_forward, copies))
-    assert "lltm.sequence_backward.default" in recorder.forward
-
-
-@each_device
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_compile_inference_and_training(device, dynamic, backend):
-    step = torch.compile(lltm_ops.forward, backend=backend, fullgraph=True, dynamic=dynamic)
-    with torch.no_grad():
-        inputs = sample_inputs(device)
-        outputs_close(step(*inputs), lltm_ops.forward(*inputs))
-    inputs = sample_inputs(device, requires_grad=True)
-    copies = [tensor.detach().clone().requires_grad_() for tensor in inputs]
-    outputs_close(gradients(step, inputs), gradients(lltm_ops.forward, copies))
-
-
-@pytest.mark.parametrize("requires_grad", [False, True])
-def test_one_graph_for_many_batch_sizes(requires_grad):
-    counter = CompileCounter()
-    step = torch.compile(lltm_ops.forward, backend=counter, fullgraph=True, dynamic=True)
-    for batch in (2, 3, 7, 16, 33):
-        inputs = sample_inputs(shape=(batch, 5, 4), requires_grad=requires_grad)
-        outputs_close(step(*inputs), lltm_ops.forward(*inputs))
+        inputs = operator.inputs(shape=(time, batch, 5, 4), requires_grad=requires_grad)
+        outputs_close(step(*inputs), operator.forward(*inputs))
     assert counter.frame_count == 1
 
 
@@ -234,16 +198,17 @@ def test_a_model_around_the_cell():
 
 
 @each_device
+@each_operator
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_compiled_autograd(device, dynamic):
-    inputs = sample_inputs(device, requires_grad=True)
-    copies = [tensor.detach().clone().requires_grad_() for tensor in inputs]
+def test_compiled_autograd(device, operator, dynamic):
+    inputs = operator.inputs(device, requires_grad=True)
+    copies = copies_of(inputs)
     recorder = GraphRecorder()
     compiler = torch.compile(backend=recorder.backend, fullgraph=True, dynamic=dynamic)
     with torch._dynamo.compiled_autograd._enable(compiler):
-        actual = gradients(lltm_ops.forward, inputs)
-    outputs_close(actual, gradients(lltm_ops.forward, copies))
-    assert "lltm.backward.default" in recorder.forward
+        actual = gradients(operator.forward, inputs)
+    outputs_close(actual, gradients(operator.forward, copies))
+    assert str(operator.backward.default) in recorder.forward
 
 
 @pytest.mark.parametrize("required", [("weights", "bias"), ("input",), ("old_cell",)])

@@ -35,12 +35,9 @@ TESTS = Path(__file__).parent
 # csrc/cpu/primitives/gemm.cpp asks the same.
 INSTRUCTIONS = Path("/proc/cpuinfo").read_text().split()
 HAS_BFLOAT16_PRODUCTS = "avx512_bf16" in INSTRUCTIONS
-# Derivatives of higher order run no other kernels than these, and sizes of 0 none.
-CHOSEN = (
-    "not cuda and not gradgradcheck and not gradcheck and not composite and not checkpointing "
-    "and not of_nothing"
-)
-VALUE_TESTS = ["test_values.py", "test_gradients.py", "test_sequence.py"]
+# What computes numbers: the rest of these files is about autograd, or the same on each path.
+CHOSEN = "tiles or reference or accuracy or threads or infinite"
+VALUE_TESTS = [f"test_{of}.py" for of in ("tiles", "values", "accuracy", "gradients", "sequence")]
 # The kernels run as portable code and with AVX2; oneDNN with AVX-512 without bfloat16, with AVX2,
 # and with nothing that it has products for, where PyTorch takes the BLAS. What the machine takes by
 # itself runs in this process already: a choice differs from it where there are instructions that
@@ -160,10 +157,10 @@ def test_a_profile_says_which_path_a_call_took(dtype, onednn):
 @each_dtype
 def test_the_shapes_of_the_tests_take_every_path(dtype):
     taken = set()
-    for shape in SHAPES:
+    for shape in SHAPES.values():
         inputs = sample_inputs(dtype=dtype, shape=shape)
         taken |= paths(lambda i=inputs: lltm_ops.forward(*i))
-    for shape in SEQUENCE_SHAPES:
+    for shape in SEQUENCE_SHAPES.values():
         inputs = sequence_inputs(dtype=dtype, shape=shape)
         taken |= paths(lambda i=inputs: lltm_ops.sequence_forward(*i))
     expected = {"forward_gemm", "sequence_forward_gemm"}

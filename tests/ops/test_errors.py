@@ -1,30 +1,23 @@
-"""Bad input raises one sentence with operator, argument, expectation and finding, the same words on
-every path, and changes nothing."""
-
-import functools
-import re
-from copy import deepcopy
+"""Bad arguments of an operator raise one sentence with operator, argument, expectation and finding,
+the same words on every path, and change nothing."""
 
 import pytest
 import torch
 from common import (
     ARGUMENTS,
     BACKWARD_ARGUMENTS,
-    HAS_TORCHSCRIPT,
     SEQUENCE_ARGUMENTS,
     SEQUENCE_BACKWARD_ARGUMENTS,
     backward_inputs,
     composite,
+    message,
     needs_torchscript,
     sample_inputs,
     sequence_backward_inputs,
     sequence_inputs,
 )
 from expecttest import assert_expected_inline
-from torch import nn
 from torch._subclasses import FakeTensorMode
-from torch.nn.utils.rnn import pack_sequence
-from torch.utils._pytree import tree_map
 
 import lltm_ops
 
@@ -110,90 +103,6 @@ SPECIAL_CASES = {
 }
 
 
-def forward_arguments(case):
-    arguments = dict(zip(ARGUMENTS, sample_inputs(), strict=True))
-    ({**FORWARD_CASES, **SPECIAL_CASES})[case](arguments)
-    return list(arguments.values())
-
-
-def backward_arguments(case):
-    arguments = dict(zip(BACKWARD_ARGUMENTS, backward_inputs(), strict=True))
-    ({**BACKWARD_CASES, **BACKWARD_SPECIAL_CASES})[case](arguments)
-    return list(arguments.values())
-
-
-def message(op, arguments, kinds=RuntimeError) -> str:
-    with pytest.raises(kinds) as error:
-        op(*arguments)
-    return str(error.value)
-
-
-def catalogue(op, arguments_of, cases) -> str:
-    lines = (f"{case}: {message(op, arguments_of(case))}" for case in cases)
-    return "\n".join(lines)
-
-
-def test_messages_of_forward():
-    assert_expected_inline(
-        catalogue(lltm_ops.forward, forward_arguments, [*FORWARD_CASES, *SPECIAL_CASES]),
-        """\
-input of rank 1: lltm::forward: expected input to have 2 dimensions [batch, input_features], but got 1
-input of rank 3: lltm::forward: expected input to have 2 dimensions [batch, input_features], but got 3
-input too wide: lltm::forward: expected weights to have shape [3 * state_size, state_size + input_features] = [12, 10] for input of shape [3, 6], but got [12, 9]
-weights of rank 1: lltm::forward: expected weights to have 2 dimensions [3 * state_size, state_size + input_features], but got 1
-weights with rows not in three: lltm::forward: expected weights to have shape [3 * state_size, state_size + input_features] with a number of rows divisible by 3, but got [11, 9]
-weights too narrow: lltm::forward: expected weights to have shape [3 * state_size, state_size + input_features] = [12, 9] for input of shape [3, 5], but got [12, 8]
-weights transposed: lltm::forward: expected weights to have shape [3 * state_size, state_size + input_features] = [9, 8] for input of shape [3, 5], but got [9, 12]
-bias of rank 2: lltm::forward: expected bias to have 1 dimension [3 * state_size], but got 2
-bias too long: lltm::forward: expected bias to have shape [3 * state_size] = [12], but got [13]
-bias too short: lltm::forward: expected bias to have shape [3 * state_size] = [12], but got [4]
-bias of one: lltm::forward: expected bias to have shape [3 * state_size] = [12], but got [1]
-old_h of rank 1: lltm::forward: expected old_h to have 2 dimensions [batch, state_size], but got 1
-old_h of another batch: lltm::forward: expected old_h to have shape [batch, state_size] = [3, 4], but got [2, 4]
-old_h of batch one: lltm::forward: expected old_h to have shape [batch, state_size] = [3, 4], but got [1, 4]
-old_cell of another state_size: lltm::forward: expected old_cell to have shape [batch, state_size] = [3, 4], but got [3, 5]
-all of integers: lltm::forward: expected input to have dtype Double, Float, BFloat16 or Half, but got Long
-all complex: lltm::forward: expected input to have dtype Double, Float, BFloat16 or Half, but got ComplexFloat
-all of bool: lltm::forward: expected input to have dtype Double, Float, BFloat16 or Half, but got Bool
-all of float8: lltm::forward: expected input to have dtype Double, Float, BFloat16 or Half, but got Float8_e4m3fn
-weights of double: lltm::forward: expected weights to have the dtype of input, Float, but got Double
-bias of half: lltm::forward: expected bias to have the dtype of input, Float, but got Half
-old_h of integers: lltm::forward: expected old_h to have the dtype of input, Float, but got Long
-old_cell of bfloat16: lltm::forward: expected old_cell to have the dtype of input, Float, but got BFloat16
-input None: lltm::forward: expected input to be a tensor, but got an undefined tensor or None
-bias None: lltm::forward: expected bias to be a tensor, but got an undefined tensor or None
-old_cell None: lltm::forward: expected old_cell to be a tensor, but got an undefined tensor or None
-weights on another device: lltm::forward: expected weights to be on the device of input, cpu, but got meta
-old_h sparse: lltm::forward: expected old_h to be a dense tensor, but got layout Sparse
-input sparse: lltm::forward: expected input to be a dense tensor, but got layout Sparse
-weights sparse CSR: lltm::forward: expected weights to be a dense tensor, but got layout SparseCsr
-input mkldnn: lltm::forward: expected input to be a dense tensor, but got layout Mkldnn
-input nested: lltm::forward: expected input to be a dense tensor, but got a nested tensor""",
-    )
-
-
-def test_messages_of_backward():
-    assert_expected_inline(
-        catalogue(
-            lltm_ops.backward, backward_arguments, [*BACKWARD_CASES, *BACKWARD_SPECIAL_CASES]
-        ),
-        """\
-grad_h of another batch: lltm::backward: expected grad_h to have shape [batch, state_size] = [3, 4], but got [2, 4]
-grad_cell of rank 1: lltm::backward: expected grad_cell to have 2 dimensions [batch, state_size], but got 1
-new_cell of another state_size: lltm::backward: expected new_cell to have shape [batch, state_size] = [3, 4], but got [3, 1]
-gates of one state_size: lltm::backward: expected gates to have shape [batch, 3 * state_size] = [3, 12], but got [3, 4]
-input of rank 1: lltm::backward: expected input to have 2 dimensions [batch, input_features], but got 1
-weights with rows not in three: lltm::backward: expected weights to have shape [3 * state_size, state_size + input_features] with a number of rows divisible by 3, but got [13, 9]
-old_h of another batch: lltm::backward: expected old_h to have shape [batch, state_size] = [3, 4], but got [1, 4]
-grad_h of double: lltm::backward: expected grad_h to have the dtype of input, Float, but got Double
-all of integers: lltm::backward: expected input to have dtype Double, Float, BFloat16 or Half, but got Long
-grad_h None: lltm::backward: expected grad_h to be a tensor, but got an undefined tensor or None
-gates on another device: lltm::backward: expected gates to be on the device of input, cpu, but got meta
-weights sparse: lltm::backward: expected weights to be a dense tensor, but got layout Sparse
-grad_cell nested: lltm::backward: expected grad_cell to be a dense tensor, but got a nested tensor""",
-    )
-
-
 # time 5, batch 3, input_features 5, state_size 4; packed: 12 rows.
 def packed(change=lambda a: None):
     def bad(arguments):
@@ -270,18 +179,106 @@ SEQUENCE_SPECIAL_CASES = {
     "h0 nested": replace("h0", nested),
     "resets nested": lambda a: a.update(resets=nested(torch.zeros(5, 3, dtype=torch.bool))),
 }
-ALL_SEQUENCE_CASES = SEQUENCE_CASES | SEQUENCE_VALUE_CASES | SEQUENCE_SPECIAL_CASES
+SEQUENCE_BACKWARD_CASES = {
+    "grad_output of another time": reshape("grad_output", 4, 3, 4),
+    "grad_cells of rank 2": reshape("grad_cells", 3, 4),
+    "output of another state_size": reshape("output", 5, 3, 5),
+    "cells of another batch": reshape("cells", 5, 2, 4),
+    "gates of one state_size": reshape("gates", 5, 3, 4),
+    "h0 of another batch": reshape("h0", 1, 4),
+    "grad_output of double": retype("grad_output", torch.float64),
+}
 
 
-def sequence_arguments(case):
-    arguments = dict(zip(SEQUENCE_ARGUMENTS, sequence_inputs(), strict=True))
-    ALL_SEQUENCE_CASES[case](arguments)
+CASES = {
+    "forward": FORWARD_CASES | SPECIAL_CASES,
+    "backward": BACKWARD_CASES | BACKWARD_SPECIAL_CASES,
+    "sequence_forward": SEQUENCE_CASES | SEQUENCE_VALUE_CASES | SEQUENCE_SPECIAL_CASES,
+    "sequence_backward": SEQUENCE_BACKWARD_CASES,
+}
+SAMPLES = {
+    "forward": (ARGUMENTS, sample_inputs),
+    "backward": (BACKWARD_ARGUMENTS, backward_inputs),
+    "sequence_forward": (SEQUENCE_ARGUMENTS, sequence_inputs),
+    "sequence_backward": (SEQUENCE_BACKWARD_ARGUMENTS, sequence_backward_inputs),
+}
+
+
+def arguments_of(name, case):
+    """Those of an operator, with one fault."""
+    names, sample = SAMPLES[name]
+    arguments = dict(zip(names, sample(), strict=True))
+    CASES[name][case](arguments)
     return list(arguments.values())
+
+
+def catalogue(name) -> str:
+    op = getattr(torch.ops.lltm, name)
+    return "\n".join(f"{case}: {message(op, arguments_of(name, case))}" for case in CASES[name])
+
+
+def test_messages_of_forward():
+    assert_expected_inline(
+        catalogue("forward"),
+        """\
+input of rank 1: lltm::forward: expected input to have 2 dimensions [batch, input_features], but got 1
+input of rank 3: lltm::forward: expected input to have 2 dimensions [batch, input_features], but got 3
+input too wide: lltm::forward: expected weights to have shape [3 * state_size, state_size + input_features] = [12, 10] for input of shape [3, 6], but got [12, 9]
+weights of rank 1: lltm::forward: expected weights to have 2 dimensions [3 * state_size, state_size + input_features], but got 1
+weights with rows not in three: lltm::forward: expected weights to have shape [3 * state_size, state_size + input_features] with a number of rows divisible by 3, but got [11, 9]
+weights too narrow: lltm::forward: expected weights to have shape [3 * state_size, state_size + input_features] = [12, 9] for input of shape [3, 5], but got [12, 8]
+weights transposed: lltm::forward: expected weights to have shape [3 * state_size, state_size + input_features] = [9, 8] for input of shape [3, 5], but got [9, 12]
+bias of rank 2: lltm::forward: expected bias to have 1 dimension [3 * state_size], but got 2
+bias too long: lltm::forward: expected bias to have shape [3 * state_size] = [12], but got [13]
+bias too short: lltm::forward: expected bias to have shape [3 * state_size] = [12], but got [4]
+bias of one: lltm::forward: expected bias to have shape [3 * state_size] = [12], but got [1]
+old_h of rank 1: lltm::forward: expected old_h to have 2 dimensions [batch, state_size], but got 1
+old_h of another batch: lltm::forward: expected old_h to have shape [batch, state_size] = [3, 4], but got [2, 4]
+old_h of batch one: lltm::forward: expected old_h to have shape [batch, state_size] = [3, 4], but got [1, 4]
+old_cell of another state_size: lltm::forward: expected old_cell to have shape [batch, state_size] = [3, 4], but got [3, 5]
+all of integers: lltm::forward: expected input to have dtype Double, Float, BFloat16 or Half, but got Long
+all complex: lltm::forward: expected input to have dtype Double, Float, BFloat16 or Half, but got ComplexFloat
+all of bool: lltm::forward: expected input to have dtype Double, Float, BFloat16 or Half, but got Bool
+all of float8: lltm::forward: expected input to have dtype Double, Float, BFloat16 or Half, but got Float8_e4m3fn
+weights of double: lltm::forward: expected weights to have the dtype of input, Float, but got Double
+bias of half: lltm::forward: expected bias to have the dtype of input, Float, but got Half
+old_h of integers: lltm::forward: expected old_h to have the dtype of input, Float, but got Long
+old_cell of bfloat16: lltm::forward: expected old_cell to have the dtype of input, Float, but got BFloat16
+input None: lltm::forward: expected input to be a tensor, but got an undefined tensor or None
+bias None: lltm::forward: expected bias to be a tensor, but got an undefined tensor or None
+old_cell None: lltm::forward: expected old_cell to be a tensor, but got an undefined tensor or None
+weights on another device: lltm::forward: expected weights to be on the device of input, cpu, but got meta
+old_h sparse: lltm::forward: expected old_h to be a dense tensor, but got layout Sparse
+input sparse: lltm::forward: expected input to be a dense tensor, but got layout Sparse
+weights sparse CSR: lltm::forward: expected weights to be a dense tensor, but got layout SparseCsr
+input mkldnn: lltm::forward: expected input to be a dense tensor, but got layout Mkldnn
+input nested: lltm::forward: expected input to be a dense tensor, but got a nested tensor""",
+    )
+
+
+def test_messages_of_backward():
+    assert_expected_inline(
+        catalogue("backward"),
+        """\
+grad_h of another batch: lltm::backward: expected grad_h to have shape [batch, state_size] = [3, 4], but got [2, 4]
+grad_cell of rank 1: lltm::backward: expected grad_cell to have 2 dimensions [batch, state_size], but got 1
+new_cell of another state_size: lltm::backward: expected new_cell to have shape [batch, state_size] = [3, 4], but got [3, 1]
+gates of one state_size: lltm::backward: expected gates to have shape [batch, 3 * state_size] = [3, 12], but got [3, 4]
+input of rank 1: lltm::backward: expected input to have 2 dimensions [batch, input_features], but got 1
+weights with rows not in three: lltm::backward: expected weights to have shape [3 * state_size, state_size + input_features] with a number of rows divisible by 3, but got [13, 9]
+old_h of another batch: lltm::backward: expected old_h to have shape [batch, state_size] = [3, 4], but got [1, 4]
+grad_h of double: lltm::backward: expected grad_h to have the dtype of input, Float, but got Double
+all of integers: lltm::backward: expected input to have dtype Double, Float, BFloat16 or Half, but got Long
+grad_h None: lltm::backward: expected grad_h to be a tensor, but got an undefined tensor or None
+gates on another device: lltm::backward: expected gates to be on the device of input, cpu, but got meta
+weights sparse: lltm::backward: expected weights to be a dense tensor, but got layout Sparse
+grad_cell nested: lltm::backward: expected grad_cell to be a dense tensor, but got a nested tensor""",
+    )
 
 
 def test_messages_of_sequence_forward():
     assert_expected_inline(
-        catalogue(torch.ops.lltm.sequence_forward, sequence_arguments, ALL_SEQUENCE_CASES),
+        catalogue("sequence_forward"),
         """\
 input of rank 2: lltm::sequence_forward: expected input to have 3 dimensions [time, batch, input_features], but got 2
 input too wide: lltm::sequence_forward: expected weights to have shape [3 * state_size, state_size + input_features] = [12, 10] for input of shape [5, 3, 6], but got [12, 9]
@@ -318,28 +315,9 @@ resets nested: lltm::sequence_forward: expected resets to be a dense tensor, but
     )
 
 
-SEQUENCE_BACKWARD_CASES = {
-    "grad_output of another time": reshape("grad_output", 4, 3, 4),
-    "grad_cells of rank 2": reshape("grad_cells", 3, 4),
-    "output of another state_size": reshape("output", 5, 3, 5),
-    "cells of another batch": reshape("cells", 5, 2, 4),
-    "gates of one state_size": reshape("gates", 5, 3, 4),
-    "h0 of another batch": reshape("h0", 1, 4),
-    "grad_output of double": retype("grad_output", torch.float64),
-}
-
-
-def sequence_backward_arguments(case):
-    arguments = dict(zip(SEQUENCE_BACKWARD_ARGUMENTS, sequence_backward_inputs(), strict=True))
-    SEQUENCE_BACKWARD_CASES[case](arguments)
-    return list(arguments.values())
-
-
 def test_messages_of_sequence_backward():
     assert_expected_inline(
-        catalogue(
-            torch.ops.lltm.sequence_backward, sequence_backward_arguments, SEQUENCE_BACKWARD_CASES
-        ),
+        catalogue("sequence_backward"),
         """\
 grad_output of another time: lltm::sequence_backward: expected grad_output to have shape [time, batch, state_size] = [5, 3, 4], but got [4, 3, 4]
 grad_cells of rank 2: lltm::sequence_backward: expected grad_cells to have 3 dimensions [time, batch, state_size], but got 2
@@ -351,515 +329,109 @@ grad_output of double: lltm::sequence_backward: expected grad_output to have the
     )
 
 
-def sequence_with_grad(*arguments):
-    leaves = [
-        t.requires_grad_() if isinstance(t, torch.Tensor) and t.is_floating_point() else t
-        for t in arguments
-    ]
-    return torch.ops.lltm.sequence_forward(*leaves)
+def with_gates(name):
+    return getattr(torch.ops.lltm, f"_{name}_with_gates")
 
 
-def sequence_on_meta(*arguments):
-    moved = [t.to("meta") if isinstance(t, torch.Tensor) else t for t in arguments]
-    return torch.ops.lltm.sequence_forward(*moved)
+def on_tensors(name, change):
+    """Calls the operator with its tensors changed."""
+
+    def call(*arguments):
+        tensors = (change(a) if isinstance(a, torch.Tensor) else a for a in arguments)
+        return getattr(torch.ops.lltm, name)(*tensors)
+
+    return call
 
 
-def sequence_fake(*arguments):
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        return torch.ops.lltm.sequence_forward(*arguments)
+def with_grad(name):
+    return on_tensors(name, lambda t: t.requires_grad_() if t.is_floating_point() else t)
 
 
-def sequence_compiled(*arguments):
+def on_meta(name):
+    return on_tensors(name, lambda t: t.to("meta"))
+
+
+def fake(name):
+    def call(*arguments):
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            return getattr(torch.ops.lltm, name)(*arguments)
+
+    return call
+
+
+def composite_formulas(name):
+    op, mask = composite(getattr(torch.ops.lltm, name)), [[True] * 5] * name.endswith("backward")
+    return lambda *arguments: op(*arguments, *mask)
+
+
+def compiled(name):
     torch._dynamo.reset()
-    step = torch.compile(torch.ops.lltm.sequence_forward, backend="eager", fullgraph=True)
-    return step(*arguments)
+    return torch.compile(getattr(torch.ops.lltm, name), backend="eager", fullgraph=True)
 
 
-def sequence_mapped(*arguments):
-    step = torch.func.vmap(torch.ops.lltm.sequence_forward, in_dims=(0, *[None] * 7))
-    return step(arguments[0].unsqueeze(0), *arguments[1:])
+def scripted(name):
+    return torch.jit.script(getattr(lltm_ops, name))
 
 
-SEQUENCE_PATHS = [
-    torch.ops.lltm._sequence_forward_with_gates,
-    sequence_with_grad,
-    sequence_on_meta,
-    sequence_fake,
-    composite(torch.ops.lltm.sequence_forward),
-    sequence_compiled,
-    sequence_mapped,
-]
-
-
-@pytest.mark.parametrize("path", SEQUENCE_PATHS)
-@pytest.mark.parametrize("case", SEQUENCE_CASES)
-def test_every_path_of_sequences_says_the_same_words(path, case):
-    arguments = sequence_arguments(case)
-    expected = message(torch.ops.lltm.sequence_forward, arguments)
-    assert expected in message(path, arguments)
-
-
-@pytest.mark.parametrize(
-    "path", [sequence_with_grad, composite(torch.ops.lltm.sequence_forward), sequence_mapped]
-)
-@pytest.mark.parametrize("case", SEQUENCE_VALUE_CASES)
-def test_every_path_of_sequences_that_computes_checks_batch_sizes(path, case):
-    arguments = sequence_arguments(case)
-    expected = message(torch.ops.lltm.sequence_forward, arguments)
-    assert expected in message(path, arguments)
-
-
-def scripted(*arguments):
-    return torch.jit.script(lltm_ops.forward)(*arguments)
-
-
-def fake(*arguments):
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        return torch.ops.lltm.forward(*arguments)
-
-
-def compiled(*arguments):
-    torch._dynamo.reset()
-    return torch.compile(torch.ops.lltm.forward, backend="eager", fullgraph=True)(*arguments)
-
-
-def with_grad(*arguments):
-    leaves = [t.requires_grad_() if t.is_floating_point() else t for t in arguments]
-    return torch.ops.lltm.forward(*leaves)
-
-
-def on_meta(*arguments):
-    return torch.ops.lltm.forward(*(tensor.to("meta") for tensor in arguments))
-
-
-def mapped(*arguments):
-    return torch.func.vmap(torch.ops.lltm.forward, in_dims=(0, None, None, None, None))(
+def mapped(name):
+    op = getattr(torch.ops.lltm, name)
+    return lambda *arguments: torch.func.vmap(op, (0, *[None] * (len(arguments) - 1)))(
         arguments[0].unsqueeze(0), *arguments[1:]
     )
 
 
-def dual(*arguments):
-    return torch.func.jvp(
-        lambda h: torch.ops.lltm.forward(*arguments[:3], h, arguments[4]),
-        (arguments[3],),
-        (arguments[3],),
+def dual(name):
+    op = getattr(torch.ops.lltm, name)
+    return lambda *arguments: torch.func.jvp(
+        lambda h: op(*arguments[:3], h, *arguments[4:]), (arguments[3],), (arguments[3],)
     )
 
 
-PATHS = {
-    "with_gates": torch.ops.lltm._forward_with_gates,
-    "with_grad": with_grad,
-    "meta": on_meta,
-    "fake": fake,
-    "composite": composite(torch.ops.lltm.forward),
-    "compile": compiled,
-    "script": scripted,
-    "vmap": mapped,
-    "jvp": dual,
-}
-
-
-if not HAS_TORCHSCRIPT:
-    del PATHS["script"]
-
+EVERY = [with_gates, with_grad, on_meta, fake, composite_formulas, compiled, mapped]
+# The paths of each operator that can express the cases.
+PATHS = [
+    ("forward", FORWARD_CASES, [*EVERY, scripted, dual]),
+    ("forward", SPECIAL_CASES, [with_gates, scripted, compiled]),
+    ("backward", BACKWARD_CASES, [on_meta, compiled, composite_formulas]),
+    ("sequence_forward", SEQUENCE_CASES, EVERY),
+    # They have no values on meta, nor in a graph.
+    ("sequence_forward", SEQUENCE_VALUE_CASES, [with_grad, composite_formulas, mapped]),
+    ("sequence_backward", SEQUENCE_BACKWARD_CASES, [on_meta, compiled, composite_formulas]),
+]
 # There are no tangents of integers, and torch.compile itself rejects sparse and nested tensors.
 INEXPRESSIBLE = {
-    "jvp": [case for case in FORWARD_CASES if "all of" in case or "old_h of integers" in case],
-    "compile": [case for case in SPECIAL_CASES if "sparse" in case or "nested" in case],
+    dual: [case for case in FORWARD_CASES if "all of" in case or "old_h of integers" in case],
+    compiled: [case for case in SPECIAL_CASES if "sparse" in case or "nested" in case],
 }
-
-
-def pairs(paths, cases):
-    return [(p, c) for p in paths for c in cases if c not in INEXPRESSIBLE.get(p, [])]
-
-
-@pytest.mark.parametrize(("path", "case"), pairs(PATHS, FORWARD_CASES))
-def test_every_path_says_the_same_words(path, case):
-    arguments = forward_arguments(case)
-    expected = message(torch.ops.lltm.forward, arguments)
-    assert expected in message(PATHS[path], arguments)
 
 
 @pytest.mark.parametrize(
-    ("path", "case"),
-    pairs(sorted(PATHS.keys() & {"with_gates", "script", "compile"}), SPECIAL_CASES),
+    ("name", "case", "path"),
+    [
+        pytest.param(
+            name,
+            case,
+            path,
+            id=f"{name}-{case}-{path.__name__}",
+            marks=[needs_torchscript] * (path is scripted),
+        )
+        for name, cases, paths in PATHS
+        for case in cases
+        for path in paths
+        if case not in INEXPRESSIBLE.get(path, [])
+    ],
 )
-def test_special_cases_say_the_same_words(path, case):
-    arguments = forward_arguments(case)
-    expected = message(torch.ops.lltm.forward, arguments)
-    assert expected in message(PATHS[path], arguments)
-
-
-def backward_on_meta(*arguments):
-    return torch.ops.lltm.backward(*(tensor.to("meta") for tensor in arguments))
-
-
-def backward_compiled(*arguments):
-    torch._dynamo.reset()
-    return torch.compile(lltm_ops.backward, backend="eager", fullgraph=True)(*arguments)
-
-
-def backward_composite(*arguments):
-    return composite(torch.ops.lltm.backward)(*arguments, [True] * 5)
-
-
-@pytest.mark.parametrize("path", [backward_on_meta, backward_compiled, backward_composite])
-@pytest.mark.parametrize("case", BACKWARD_CASES)
-def test_every_path_of_backward_says_the_same_words(path, case):
-    arguments = backward_arguments(case)
-    expected = message(torch.ops.lltm.backward, arguments)
-    assert expected in message(path, arguments)
+def test_every_path_says_the_same_words(name, case, path):
+    arguments = arguments_of(name, case)
+    expected = message(getattr(torch.ops.lltm, name), arguments)
+    assert expected in message(path(name), arguments)
 
 
 @pytest.mark.parametrize("case", FORWARD_CASES)
 def test_nothing_changes(case):
-    arguments = forward_arguments(case)
+    arguments = arguments_of("forward", case)
     before = [(tensor.clone(), tensor._version) for tensor in arguments]
     message(torch.ops.lltm.forward, arguments)
     for tensor, (copy, version) in zip(arguments, before, strict=True):
         assert tensor._version == version
         assert torch.equal(tensor.to(torch.complex128), copy.to(torch.complex128))
-
-
-# A case makes the arguments of a call out of (input, hx) that a module would take.
-KIND_CASES = {
-    "None": lambda input, hx: (None,),
-    "a list": lambda input, hx: (input.tolist(),),
-    "a string": lambda input, hx: ("input",),
-    "a number": lambda input, hx: (1.0,),
-    "hx of one tensor": lambda input, hx: (input, hx[0]),
-    "hx of both in one tensor": lambda input, hx: (input, torch.stack(hx)),
-    "hx of a string": lambda input, hx: (input, "hc"),
-    "hx of nothing": lambda input, hx: (input, ()),
-    "hx of one": lambda input, hx: (input, hx[:1]),
-    "hx of three": lambda input, hx: (input, [*hx, hx[0]]),
-    "hx of None": lambda input, hx: (input, (None, None)),
-    "hx of a tensor and None": lambda input, hx: (input, (hx[0], None)),
-    "hx of lists": lambda input, hx: (input, tuple(state.tolist() for state in hx)),
-}
-LAYER_KIND_CASES = KIND_CASES | {
-    "resets of a list": lambda input, hx: (input, hx, [True] * 5),
-    "batch_sizes of a list": lambda input, hx: (input, hx, None, [3, 3, 3]),
-    "batch_sizes of a number": lambda input, hx: (input, hx, None, 3),
-}
-SIZE_CASES = {
-    "input of rank 0": lambda input, hx: (input.sum(),),
-    "input of rank 4": lambda input, hx: (torch.zeros(2, 2, 3, 5),),
-    "input too wide": lambda input, hx: (torch.cat([input, input], -1),),
-    "input too wide, with a state": lambda input, hx: (torch.cat([input, input], -1), hx),
-    "h too narrow": lambda input, hx: (input, (hx[0][..., 1:], hx[1])),
-    "c too narrow": lambda input, hx: (input, (hx[0], hx[1][..., 1:])),
-    "h of a lower rank": lambda input, hx: (input, (hx[0][0], hx[1])),
-    "c of rank 0": lambda input, hx: (input, (hx[0], hx[1].sum())),
-}
-
-
-def of_packed(*batch_sizes, **options):
-    return lambda input, hx: (
-        torch.zeros(9, 5), None, None, torch.tensor(batch_sizes, **options)
-    )  # fmt: skip
-
-
-# Some are values: a compiled call says it when it computes.
-LAYER_SIZE_CASES = SIZE_CASES | {
-    "batch_sizes on meta": of_packed(3, 3, 3, device="meta"),
-    "batch_sizes of int32": of_packed(3, 3, 3, dtype=torch.int32),
-    "batch_sizes of NaN": of_packed(torch.nan),
-    "batch_sizes of rank 2": of_packed([3, 3, 3]),
-    "batch_sizes beside padded input": lambda input, hx: (input, None, None, torch.tensor([3])),
-    "batch_sizes beside a number": lambda input, hx: (input.sum(), None, None, torch.tensor([3])),
-    "batch_sizes beyond memory": of_packed(2**40, 3, 3),
-    "batch_sizes beyond int64": of_packed(2**62, 2**62, 2**62),
-    "negative batch_sizes": of_packed(-3, 3, 3),
-    "batch_sizes that increase": of_packed(2, 3, 4),
-    "a state beside other batch_sizes": lambda input, hx: (
-        input[0], hx, None, torch.tensor([2, 1])
-    ),
-    "a state without batch beside batch_sizes": lambda input, hx: (
-        input[0], (hx[0][0], hx[1]), None, torch.tensor([3])
-    ),
-    "a state of two batches beside batch_sizes": lambda input, hx: (
-        input[0], (hx[0][:, 1:], hx[1]), None, torch.tensor([3])
-    ),
-    "resets of another time without batch": lambda input, hx: (
-        input[:, 0], None, torch.zeros(4, dtype=torch.bool)
-    ),
-    "resets with a batch that input has not": lambda input, hx: (
-        input[:, 0], None, torch.zeros(5, 1, dtype=torch.bool)
-    ),
-    "resets of other rows": lambda input, hx: (
-        input[0], None, torch.zeros(2, dtype=torch.bool), torch.tensor([2, 1])
-    ),
-}  # fmt: skip
-# TorchScript leaves them to the operator, and torch.compile refuses sparse tensors itself.
-PLACE_CASES = {
-    "input of double": lambda input, hx: (input.double(), hx),
-    "input of integers": lambda input, hx: (input.long(),),
-    "input on another device": lambda input, hx: (input.to("meta"),),
-    "input sparse": lambda input, hx: (input.to_sparse(),),
-    "h of double": lambda input, hx: (input, (hx[0].double(), hx[1])),
-    "c of bfloat16": lambda input, hx: (input, (hx[0], hx[1].bfloat16())),
-    "h on another device": lambda input, hx: (input, (hx[0].to("meta"), hx[1])),
-    "c sparse": lambda input, hx: (input, (hx[0], hx[1].to_sparse())),
-}
-MODULE_ERRORS = (RuntimeError, TypeError, ValueError, torch.jit.Error)
-
-
-def arguments_of_case(module, case):
-    time = [5] if isinstance(module, (lltm_ops.LLTM, nn.LSTM)) else []
-    input, state = torch.zeros(*time, 3, 5), torch.zeros(*[1 for _ in time], 3, 4)
-    cases = LAYER_KIND_CASES | LAYER_SIZE_CASES | PLACE_CASES
-    return cases[case](input, (state, state))
-
-
-def module_message(module, case, path=lambda module: module):
-    return message(path(module), arguments_of_case(module, case), MODULE_ERRORS)
-
-
-def test_messages_of_the_cell():
-    cell = lltm_ops.LLTMCell(5, 4)
-    cases = KIND_CASES | SIZE_CASES | PLACE_CASES
-    lines = (f"{case}: {module_message(cell, case)}" for case in cases)
-    assert_expected_inline(
-        "\n".join(lines),
-        """\
-None: lltm_ops.LLTMCell: expected input to be a tensor, but got None
-a list: lltm_ops.LLTMCell: expected input to be a tensor, but got list
-a string: lltm_ops.LLTMCell: expected input to be a tensor, but got str
-a number: lltm_ops.LLTMCell: expected input to be a tensor, but got float
-hx of one tensor: lltm_ops.LLTMCell: expected hx to be a tuple (h, c) of two tensors, but got Tensor
-hx of both in one tensor: lltm_ops.LLTMCell: expected hx to be a tuple (h, c) of two tensors, but got Tensor
-hx of a string: lltm_ops.LLTMCell: expected hx to be a tuple (h, c) of two tensors, but got str
-hx of nothing: lltm_ops.LLTMCell: expected hx to be a tuple (h, c) of two tensors, but got a tuple of 0
-hx of one: lltm_ops.LLTMCell: expected hx to be a tuple (h, c) of two tensors, but got a tuple of 1
-hx of three: lltm_ops.LLTMCell: expected hx to be a tuple (h, c) of two tensors, but got a list of 3
-hx of None: lltm_ops.LLTMCell: expected h to be a tensor, but got None
-hx of a tensor and None: lltm_ops.LLTMCell: expected c to be a tensor, but got None
-hx of lists: lltm_ops.LLTMCell: expected h to be a tensor, but got list
-input of rank 0: lltm_ops.LLTMCell: expected input to have 1 dimension [input_size] or 2 with a batch, but got 0
-input of rank 4: lltm_ops.LLTMCell: expected input to have 1 dimension [input_size] or 2 with a batch, but got 4
-input too wide: lltm_ops.LLTMCell: expected input to have input_size = 5 features, but got 10
-input too wide, with a state: lltm_ops.LLTMCell: expected input to have input_size = 5 features, but got 10
-h too narrow: lltm_ops.LLTMCell: expected h and c to have shape [batch, hidden_size] = [3, 4], but got [3, 3] and [3, 4]
-c too narrow: lltm_ops.LLTMCell: expected h and c to have shape [batch, hidden_size] = [3, 4], but got [3, 4] and [3, 3]
-h of a lower rank: lltm_ops.LLTMCell: expected h and c to have shape [batch, hidden_size] = [3, 4], but got [4] and [3, 4]
-c of rank 0: lltm_ops.LLTMCell: expected h and c to have shape [batch, hidden_size] = [3, 4], but got [3, 4] and []
-input of double: lltm_ops.LLTMCell: expected input to have the dtype of the parameters, torch.float32, but got torch.float64
-input of integers: lltm_ops.LLTMCell: expected input to have the dtype of the parameters, torch.float32, but got torch.int64
-input on another device: lltm_ops.LLTMCell: expected input to be on the device of the parameters, cpu, but got meta
-input sparse: lltm_ops.LLTMCell: expected input to be a dense tensor, but got layout torch.sparse_coo
-h of double: lltm_ops.LLTMCell: expected h to have the dtype of input, torch.float32, but got torch.float64
-c of bfloat16: lltm_ops.LLTMCell: expected c to have the dtype of input, torch.float32, but got torch.bfloat16
-h on another device: lltm_ops.LLTMCell: expected h to be on the device of input, cpu, but got meta
-c sparse: lltm_ops.LLTMCell: expected c to be a dense tensor, but got layout torch.sparse_coo""",
-    )
-
-
-def test_messages_of_the_layer():
-    layer = lltm_ops.LLTM(5, 4)
-    cases = LAYER_KIND_CASES | LAYER_SIZE_CASES | PLACE_CASES
-    lines = (f"{case}: {module_message(layer, case)}" for case in cases)
-    assert_expected_inline(
-        "\n".join(lines),
-        """\
-None: lltm_ops.LLTM: expected input to be a tensor or a PackedSequence, but got None
-a list: lltm_ops.LLTM: expected input to be a tensor or a PackedSequence, but got list
-a string: lltm_ops.LLTM: expected input to be a tensor or a PackedSequence, but got str
-a number: lltm_ops.LLTM: expected input to be a tensor or a PackedSequence, but got float
-hx of one tensor: lltm_ops.LLTM: expected hx to be a tuple (h_0, c_0) of two tensors, but got Tensor
-hx of both in one tensor: lltm_ops.LLTM: expected hx to be a tuple (h_0, c_0) of two tensors, but got Tensor
-hx of a string: lltm_ops.LLTM: expected hx to be a tuple (h_0, c_0) of two tensors, but got str
-hx of nothing: lltm_ops.LLTM: expected hx to be a tuple (h_0, c_0) of two tensors, but got a tuple of 0
-hx of one: lltm_ops.LLTM: expected hx to be a tuple (h_0, c_0) of two tensors, but got a tuple of 1
-hx of three: lltm_ops.LLTM: expected hx to be a tuple (h_0, c_0) of two tensors, but got a list of 3
-hx of None: lltm_ops.LLTM: expected h_0 to be a tensor, but got None
-hx of a tensor and None: lltm_ops.LLTM: expected c_0 to be a tensor, but got None
-hx of lists: lltm_ops.LLTM: expected h_0 to be a tensor, but got list
-resets of a list: lltm_ops.LLTM: expected resets to be a tensor, but got list
-batch_sizes of a list: lltm_ops.LLTM: expected batch_sizes to be a tensor, but got list
-batch_sizes of a number: lltm_ops.LLTM: expected batch_sizes to be a tensor, but got int
-input of rank 0: lltm_ops.LLTM: expected input to have 2 dimensions [time, input_size] or 3 with a batch, but got 0
-input of rank 4: lltm_ops.LLTM: expected input to have 2 dimensions [time, input_size] or 3 with a batch, but got 4
-input too wide: lltm_ops.LLTM: expected input to have input_size = 5 features, but got 10
-input too wide, with a state: lltm_ops.LLTM: expected input to have input_size = 5 features, but got 10
-h too narrow: lltm_ops.LLTM: expected h_0 and c_0 to have shape [num_layers * directions, batch, hidden_size] = [1, 3, 4], but got [1, 3, 3] and [1, 3, 4]
-c too narrow: lltm_ops.LLTM: expected h_0 and c_0 to have shape [num_layers * directions, batch, hidden_size] = [1, 3, 4], but got [1, 3, 4] and [1, 3, 3]
-h of a lower rank: lltm_ops.LLTM: expected h_0 and c_0 to have shape [num_layers * directions, batch, hidden_size] = [1, 3, 4], but got [3, 4] and [1, 3, 4]
-c of rank 0: lltm_ops.LLTM: expected h_0 and c_0 to have shape [num_layers * directions, batch, hidden_size] = [1, 3, 4], but got [1, 3, 4] and []
-batch_sizes on meta: lltm_ops.LLTM: expected batch_sizes to be on the CPU, but got meta
-batch_sizes of int32: lltm::sequence_forward: expected batch_sizes to be dense with dtype Long, but got layout Strided with dtype Int
-batch_sizes of NaN: lltm::sequence_forward: expected batch_sizes to be dense with dtype Long, but got layout Strided with dtype Float
-batch_sizes of rank 2: lltm::sequence_forward: expected batch_sizes to have 1 dimension [time], but got 2
-batch_sizes beside padded input: lltm_ops.LLTM: expected input beside batch_sizes to have 2 dimensions [rows, input_size], but got 3
-batch_sizes beside a number: lltm_ops.LLTM: expected input beside batch_sizes to have 2 dimensions [rows, input_size], but got 0
-batch_sizes beyond memory: lltm::sequence_forward: expected input to have sum(batch_sizes) = 1099511627782 rows, but got 9
-batch_sizes beyond int64: lltm::sequence_forward: expected sum(batch_sizes) to be at most 2**63 - 1, but got more
-negative batch_sizes: lltm::sequence_forward: expected batch_sizes never to be negative, and never to increase, but got -3 at step 0
-batch_sizes that increase: lltm::sequence_forward: expected batch_sizes never to be negative, and never to increase, but got 3 at step 1
-a state beside other batch_sizes: lltm::sequence_forward: expected an initial state for each of the 2 packed sequences, but got 3
-a state without batch beside batch_sizes: lltm_ops.LLTM: expected h_0 and c_0 to have shape [num_layers * directions, batch, hidden_size] = [1, batch, 4], but got [3, 4] and [1, 3, 4]
-a state of two batches beside batch_sizes: lltm_ops.LLTM: expected h_0 and c_0 to have shape [num_layers * directions, batch, hidden_size] = [1, batch, 4], but got [1, 2, 4] and [1, 3, 4]
-resets of another time without batch: lltm_ops.LLTM: expected resets to have shape [time] = [5], but got [4]
-resets with a batch that input has not: lltm_ops.LLTM: expected resets to have shape [time] = [5], but got [5, 1]
-resets of other rows: lltm_ops.LLTM: expected resets to have shape [rows] = [3], but got [2]
-input of double: lltm_ops.LLTM: expected input to have the dtype of the parameters, torch.float32, but got torch.float64
-input of integers: lltm_ops.LLTM: expected input to have the dtype of the parameters, torch.float32, but got torch.int64
-input on another device: lltm_ops.LLTM: expected input to be on the device of the parameters, cpu, but got meta
-input sparse: lltm_ops.LLTM: expected input to be a dense tensor, but got layout torch.sparse_coo
-h of double: lltm_ops.LLTM: expected h_0 to have the dtype of input, torch.float32, but got torch.float64
-c of bfloat16: lltm_ops.LLTM: expected c_0 to have the dtype of input, torch.float32, but got torch.bfloat16
-h on another device: lltm_ops.LLTM: expected h_0 to be on the device of input, cpu, but got meta
-c sparse: lltm_ops.LLTM: expected c_0 to be a dense tensor, but got layout torch.sparse_coo""",
-    )
-
-
-@pytest.mark.parametrize("module", [lltm_ops.LLTMCell(5, 4), lltm_ops.LLTM(5, 4)], ids=str)
-def test_what_is_no_tensor_is_a_type_error(module):
-    with pytest.raises(TypeError, match="expected input to be a tensor"):
-        module(None)
-    with pytest.raises(TypeError, match="expected hx to be a tuple"):
-        module(torch.zeros(3, 5), torch.zeros(3, 4))
-
-
-def compiled_module(module):
-    torch._dynamo.reset()
-    return torch.compile(module, backend="eager", fullgraph=True)
-
-
-@functools.cache
-def scripted_module(module):
-    return torch.jit.script(module)
-
-
-MODULE_CASES = (
-    (lltm_ops.LLTMCell(5, 4), KIND_CASES, SIZE_CASES),
-    (lltm_ops.LLTM(5, 4), LAYER_KIND_CASES, LAYER_SIZE_CASES),
-)
-
-
-@pytest.mark.parametrize(
-    ("module", "case"),
-    [
-        (module, case)
-        for module, kinds, sizes in MODULE_CASES
-        for case in kinds | sizes | PLACE_CASES
-        if "sparse" not in case
-    ],
-    ids=str,
-)
-def test_compiled_modules_say_the_same_words(module, case):
-    assert module_message(module, case) in module_message(module, case, compiled_module)
-
-
-# Kinds are left to its parser, which speaks first.
-@needs_torchscript
-@pytest.mark.parametrize(
-    ("module", "case"),
-    [(module, case) for module, _, sizes in MODULE_CASES for case in sizes],
-    ids=str,
-)
-def test_scripted_modules_say_the_same_words(module, case):
-    assert module_message(module, case) in module_message(module, case, scripted_module)
-
-
-@pytest.mark.parametrize("sizes", [[2, 3], [3, 2], [1, 1]], ids=str)
-@pytest.mark.parametrize(
-    "make",
-    [
-        pytest.param(lambda module: module, id="eager"),
-        pytest.param(compiled_module, id="compile"),
-        pytest.param(scripted_module, id="script", marks=needs_torchscript),
-    ],
-)
-def test_the_cell_names_a_state_of_another_batch(sizes, make):
-    arguments = torch.zeros(3, 5), tuple(torch.zeros(size, 4) for size in sizes)
-    words = "lltm_ops.LLTMCell: expected h and c to have shape [batch, hidden_size] = [3, 4], but "
-    assert words in message(make(lltm_ops.LLTMCell(5, 4)), arguments, MODULE_ERRORS)
-
-
-@pytest.mark.parametrize("module", [lltm_ops.LLTMCell(5, 4), lltm_ops.LLTM(5, 4)], ids=str)
-@pytest.mark.parametrize("case", [case for case in PLACE_CASES if "double" in case])
-def test_autocast_leaves_double_as_it_is_and_the_words_too(module, case):
-    expected = module_message(module, case)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert module_message(module, case) == expected
-        assert expected in module_message(module, case, compiled_module)
-
-
-@pytest.mark.parametrize("module", [lltm_ops.LLTMCell(5, 4), lltm_ops.LLTM(5, 4)], ids=str)
-@pytest.mark.parametrize("case", [case for case in PLACE_CASES if "double" in case])
-def test_modules_on_meta_say_the_same_words(module, case):
-    on_meta = deepcopy(module).to("meta")
-    arguments = tree_map(lambda tensor: tensor.to("meta"), arguments_of_case(module, case))
-    expected = module_message(module, case)
-    assert message(on_meta, arguments, MODULE_ERRORS) == expected
-    assert expected in message(compiled_module(on_meta), arguments, MODULE_ERRORS)
-
-
-NAMES_OF_OPERATORS = r"\bh0\b|\bc0\b|old_h|old_cell|state_size|input_features|batch_sizes"
-
-
-@pytest.mark.parametrize("enforce_sorted", [False, True])
-@pytest.mark.parametrize("make", [lambda module: module, compiled_module], ids=["eager", "compile"])
-def test_errors_of_packed_sequences_speak_of_what_the_user_passed(make, enforce_sorted):
-    sequences = [torch.zeros(length, 5) for length in (4, 2, 1)]
-    packed = pack_sequence(sequences, enforce_sorted=enforce_sorted)
-    state = torch.zeros(1, 3, 4)
-    layer = make(lltm_ops.LLTM(5, 4))
-    for hx, resets in (
-        ((state[:, 1:], state[:, 1:]), None),
-        ((state[0], state[0]), None),
-        ((state.double(), state), None),
-        ((state, state), torch.zeros(3, dtype=torch.bool)),
-    ):
-        found = message(layer, (packed, hx, resets), MODULE_ERRORS)
-        (sentence,) = re.findall("lltm[^ ]+: expected .*, but got .*", found)[:1]
-        assert not re.search(NAMES_OF_OPERATORS, sentence)
-
-
-@pytest.mark.parametrize("case", [*SIZE_CASES, "input of double", "input of integers"])
-@pytest.mark.parametrize(
-    ("ours", "theirs"), [(lltm_ops.LLTMCell, nn.LSTMCell), (lltm_ops.LLTM, nn.LSTM)]
-)
-def test_errors_are_of_the_kind_that_torch_nn_raises(ours, theirs, case):
-    found = []
-    for kind in (ours, theirs):
-        with pytest.raises((RuntimeError, ValueError)) as error:
-            kind(5, 4)(*arguments_of_case(kind(5, 4), case))
-        found.append(error.type)
-    assert found[0] is found[1]
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        pytest.param(lambda module: module, id="eager"),
-        pytest.param(scripted_module, id="script", marks=needs_torchscript),
-    ],
-)
-@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
-@pytest.mark.parametrize("kind", [lltm_ops.LLTMCell, lltm_ops.LLTM])
-def test_modules_refuse_nested_tensors(kind, layout, make):
-    dense, nested = (
-        torch.zeros(3, 5),
-        torch.nested.nested_tensor([torch.zeros(2, 5), torch.zeros(3, 5)], layout=layout),
-    )
-    module = make(kind(5, 4))
-    for name, arguments in {
-        "input": (nested,),
-        "h": (dense, (nested, dense)),
-        "c": (dense, (dense, nested)),
-    }.items():
-        found = message(module, arguments, MODULE_ERRORS)
-        suffix = "" if name == "input" or kind is lltm_ops.LLTMCell else "_0"
-        assert f"expected {name}{suffix} to be a dense tensor, but got a nested tensor" in found
-
-
-@pytest.mark.filterwarnings("ignore:Anomaly Detection:UserWarning")
-@pytest.mark.filterwarnings("ignore:Error detected in:UserWarning")
-def test_anomaly_mode_names_the_operator_of_the_first_nan():
-    layer, input = lltm_ops.LLTM(5, 4), torch.zeros(3, 1, 5)
-    input[1] = torch.inf
-    words = "LLTMSequenceFunction>' returned nan values"
-    with torch.autograd.detect_anomaly(), pytest.raises(RuntimeError, match=words):
-        layer(input)[0].sum().backward()

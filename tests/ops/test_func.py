@@ -6,13 +6,13 @@ import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
 from common import (
-    ARGUMENTS,
+    CELL,
+    OPERATORS,
+    PADDED,
     SEQUENCE_ARGUMENTS,
-    backward_inputs,
     each_device,
-    each_sequence_kind,
+    each_operator,
     sample_inputs,
-    sequence_backward_inputs,
     sequence_inputs,
     sequence_reference,
 )
@@ -20,7 +20,7 @@ from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp,
 
 import lltm_ops
 
-SMALL = (2, 3, 3)
+SMALL = (3, 2, 2, 3)  # of the cell, without the time
 
 
 def loss_of(op):
@@ -67,31 +67,21 @@ TRANSFORMS = pytest.mark.parametrize(
 )  # fmt: skip
 
 
-@each_device
-@TRANSFORMS
-def test_transform(device, transform):
-    inputs = sample_inputs(device, torch.float64, SMALL)
-    close(transform(lltm_ops.forward)(*inputs), transform(lltm_ops.reference)(*inputs))
-
-
 def with_options(op, inputs):
     """A sequence operator as a function of its five tensors alone."""
     return lambda *tensors: op(*tensors, *inputs[len(tensors) :])
 
 
-sequence_forward = torch.ops.lltm.sequence_forward
-
-
 @each_device
-@each_sequence_kind
+@each_operator
 @TRANSFORMS
-def test_transform_of_sequences(device, kind, transform, request):
-    inputs = sequence_inputs(device, torch.float64, (3, 2, 2, 3), kind)
-    if "vmap of grad" in request.node.name:
+def test_transform(device, operator, transform, request):
+    inputs = operator.inputs(device, torch.float64, SMALL)
+    if operator is not CELL and "vmap of grad" in request.node.name:
         transform = per_sample_gradients_of_sequences
     close(
-        transform(with_options(sequence_forward, inputs))(*inputs[:5]),
-        transform(with_options(sequence_reference, inputs))(*inputs[:5]),
+        transform(with_options(operator.forward, inputs))(*inputs[:5]),
+        transform(with_options(operator.reference, inputs))(*inputs[:5]),
     )
 
 
@@ -105,30 +95,36 @@ def per_sample_gradients_of_sequences(op):
     return lambda *args: vmap(of_scaled, (0,) + (None,) * 5)(factors.to(args[0].device), *args)
 
 
-SEQUENCE_DIMS = [
-    (0, None, None, None, None),
-    (2, None, None, 1, None),
-    (None, None, None, 0, 0),
-    (1, None, None, 0, 2),
-    (0, 0, None, None, None),
-    (None, None, 1, None, None),
-    (0, 0, 0, 0, 0),
-]
+DIMS = {
+    CELL: [(1, None, None, 0, 2), (2, 1, None, 1, 0), (-1, 2, 1, -1, 0)],
+    PADDED: [
+        (0, None, None, None, None),
+        (2, None, None, 1, None),
+        (None, None, None, 0, 0),
+        (1, None, None, 0, 2),
+        (0, 0, None, None, None),
+        (None, None, 1, None, None),
+        (0, 0, 0, 0, 0),
+    ],
+}
 
 
 @each_device
-@each_sequence_kind
-@pytest.mark.parametrize("in_dims", SEQUENCE_DIMS, ids=str)
+@pytest.mark.parametrize(
+    ("operator", "in_dims"),
+    [(operator, dims) for operator in OPERATORS for dims in DIMS.get(operator, DIMS[PADDED])],
+    ids=str,
+)
 @pytest.mark.parametrize("requires_grad", [False, True])
-def test_vmap_of_sequences(device, kind, in_dims, requires_grad):
-    if kind[0] == "packed" and in_dims[0] == 2:
+def test_vmap_over_any_dimension(device, operator, in_dims, requires_grad):
+    options = operator.inputs(device, torch.float64, SMALL)
+    if options[0].dim() == 2 and operator is not CELL and in_dims[0] == 2:
         in_dims = (1, *in_dims[1:])
-    options = sequence_inputs(device, torch.float64, (3, 2, 2, 3), kind)
     inputs = mapped_inputs(options[:5], in_dims, 4)
     inputs = [tensor.detach().requires_grad_(requires_grad) for tensor in inputs]
-    actual = vmap(with_options(sequence_forward, options), in_dims)(*inputs)
-    expected = loop(with_options(sequence_reference, options), inputs, in_dims, 4)
-    close(actual, expected)
+    actual = vmap(with_options(operator.forward, options), in_dims, out_dims=1)(*inputs)
+    expected = loop(with_options(operator.reference, options), inputs, in_dims, 4)
+    close(actual, [result.movedim(0, 1) for result in expected])
     if requires_grad:
         close(
             torch.autograd.grad(sum(a.sin().sum() for a in actual), inputs),
@@ -140,7 +136,7 @@ def test_vmap_of_sequences(device, kind, in_dims, requires_grad):
 def test_vmap_over_resets(mapped):
     *inputs, resets = sequence_inputs("cpu", torch.float64, kind=(mapped, False, True))
     resets = torch.stack([resets, ~resets, resets.roll(1, 0)])
-    actual = vmap(lambda r: sequence_forward(*inputs, r))(resets)
+    actual = vmap(lambda r: PADDED.forward(*inputs, r))(resets)
     for index in range(3):
         close([a[index] for a in actual], sequence_reference(*inputs, resets[index]))
 
@@ -150,31 +146,37 @@ def test_vmap_over_batch_sizes_is_refused():
     inputs[5] = torch.stack([inputs[5]] * 2)
     dims = tuple(0 if name == "batch_sizes" else None for name in SEQUENCE_ARGUMENTS)
     with pytest.raises(RuntimeError, match="lltm::sequence_forward: expected batch_sizes to be"):
-        vmap(sequence_forward, dims)(*inputs)
+        vmap(PADDED.forward, dims)(*inputs)
 
 
-@each_sequence_kind
-@pytest.mark.parametrize(
-    "in_dims", [(0,) + (None,) * 7, (None, 0, 0, 0, 0, None, None, 0), (0,) * 8]
-)
+@each_operator
+@pytest.mark.parametrize("mapped", ["the first", "some", "all"])
 @pytest.mark.parametrize("mask", [(True,) * 5, (True, False, False, True, True)])
-def test_vmap_of_sequence_backward(kind, in_dims, mask):
-    options = sequence_backward_inputs("cpu", torch.float64, (3, 2, 2, 3), kind)
-    inputs = mapped_inputs(options[:8], in_dims, 4)
+def test_vmap_of_backward(operator, mapped, mask):
+    options = operator.backward_inputs("cpu", torch.float64, SMALL)
+    count = 7 if operator is CELL else 8
+    in_dims = {
+        "the first": (0,) + (None,) * (count - 1),
+        "some": (None, 0, 0, 0, 1) + (None,) * (count - 6) + (0,),
+        "all": (0,) * count,
+    }[mapped]
+    inputs = mapped_inputs(options[:count], in_dims, 4)
 
     def op(*args):
-        results = torch.ops.lltm.sequence_backward(*args, *options[8:], mask)
+        results = operator.backward(*args, *options[count:], mask)
         return tuple(result for result in results if result is not None)
 
     close(vmap(op, in_dims)(*inputs), loop(op, inputs, in_dims, 4))
 
 
-def test_vmap_of_sequences_calls_one_operator_where_the_weights_are_shared():
-    inputs = mapped_inputs(sequence_inputs()[:5], (0, None, None, 0, 0), 4)
+@pytest.mark.parametrize("operator", [CELL, PADDED], ids=str)
+def test_vmap_calls_one_operator_where_the_weights_are_shared(operator):
+    in_dims = (0, None, None, 0, 0)
+    inputs = mapped_inputs(operator.inputs()[:5], in_dims, 4)
     with torch.profiler.profile() as profile:
-        vmap(sequence_forward, (0, None, None, 0, 0))(*inputs)
+        vmap(operator.forward, in_dims)(*inputs)
     names = [event.name for event in profile.events()]
-    assert names.count("lltm::sequence_forward") >= 1
+    assert names.count(operator.forward.default.name()) >= 1
     assert "aten::sigmoid" not in names
 
 
@@ -208,42 +210,18 @@ SUBSETS = [dims for dims in itertools.product([None, 0], repeat=5) if any(d == 0
 @each_device
 @pytest.mark.parametrize("in_dims", SUBSETS, ids=str)
 def test_vmap_over_any_subset(device, in_dims):
-    inputs = mapped_inputs(sample_inputs(device, torch.float64, SMALL), in_dims, 4)
+    inputs = mapped_inputs(sample_inputs(device, torch.float64, SMALL[1:]), in_dims, 4)
     close(vmap(lltm_ops.forward, in_dims)(*inputs), loop(lltm_ops.reference, inputs, in_dims, 4))
-
-
-@pytest.mark.parametrize("in_dims", [(1, None, None, 0, 2), (2, 1, None, 1, 0), (-1, 2, 1, -1, 0)])
-@pytest.mark.parametrize("requires_grad", [False, True])
-def test_vmap_over_any_dimension(in_dims, requires_grad):
-    inputs = mapped_inputs(sample_inputs("cpu", torch.float64, SMALL), in_dims, 4)
-    inputs = [tensor.detach().requires_grad_(requires_grad) for tensor in inputs]
-    actual = vmap(lltm_ops.forward, in_dims, out_dims=1)(*inputs)
-    expected = [out.movedim(0, 1) for out in loop(lltm_ops.reference, inputs, in_dims, 4)]
-    close(actual, expected)
-    if requires_grad:
-        close(
-            torch.autograd.grad(sum(a.sin().sum() for a in actual), inputs),
-            torch.autograd.grad(sum(e.sin().sum() for e in expected), inputs),
-        )
 
 
 @pytest.mark.parametrize("inner", [(0, None, None, 0, 0), (None, 0, None, None, None)])
 @pytest.mark.parametrize("outer", [(0, None, None, 0, 0), (None, 0, 0, None, None)])
 def test_vmap_of_vmap(inner, outer):
-    base = sample_inputs("cpu", torch.float64, SMALL)
+    base = sample_inputs("cpu", torch.float64, SMALL[1:])
     inputs = mapped_inputs(mapped_inputs(base, inner, 2), outer, 3)
     nested = vmap(vmap(lltm_ops.forward, inner), outer)(*inputs)
     expected = loop(lambda *a: loop(lltm_ops.reference, a, inner, 2), inputs, outer, 3)
     close(nested, expected)
-
-
-def test_vmap_calls_one_operator_where_the_weights_are_shared():
-    inputs = mapped_inputs(sample_inputs(shape=SMALL), (0, None, None, 0, 0), 4)
-    with torch.profiler.profile() as profile:
-        vmap(lltm_ops.forward, (0, None, None, 0, 0))(*inputs)
-    names = [event.name for event in profile.events()]
-    assert names.count("lltm::forward") >= 1
-    assert "aten::sigmoid" not in names
 
 
 @pytest.mark.parametrize("mapped", [0, 4])
@@ -253,19 +231,6 @@ def test_vmap_of_empty(mapped, shape):
     inputs[0] = inputs[0].expand(mapped, *inputs[0].shape)
     new_h, new_cell = vmap(lltm_ops.forward, (0, None, None, None, None))(*inputs)
     assert new_h.shape == new_cell.shape == (mapped, shape[0], shape[2])
-
-
-@pytest.mark.parametrize(
-    "in_dims", [(0, None, None, None, None, None, None), (None, 0, 0, 0, 1, None, 0), (0,) * 7]
-)
-@pytest.mark.parametrize("mask", [(True,) * 5, (True, False, False, True, True)])
-def test_vmap_of_backward(in_dims, mask):
-    inputs = mapped_inputs(backward_inputs("cpu", torch.float64, SMALL), in_dims, 4)
-
-    def op(*args):
-        return tuple(g for g in lltm_ops.backward(*args, mask) if g is not None)
-
-    close(vmap(op, in_dims)(*inputs), loop(op, inputs, in_dims, 4))
 
 
 def test_per_sample_gradients_of_a_module():
@@ -283,42 +248,16 @@ def test_per_sample_gradients_of_a_module():
         close([value[index] for value in per_sample.values()], expected)
 
 
-def test_ensemble_of_modules():
-    cells = [lltm_ops.LLTMCell(3, 4, dtype=torch.float64) for _ in range(5)]
-    parameters, buffers = torch.func.stack_module_state(cells)
+@pytest.mark.parametrize("kind", [lltm_ops.LLTMCell, lltm_ops.LLTM])
+def test_ensemble_of_modules(kind):
+    modules = [kind(3, 4, dtype=torch.float64) for _ in range(5)]
+    parameters, buffers = torch.func.stack_module_state(modules)
     input = torch.randn(2, 3, dtype=torch.float64)
-    outputs = vmap(lambda p, b: functional_call(cells[0], (p, b), (input,)))(parameters, buffers)
-    for index, cell in enumerate(cells):
-        close([output[index] for output in outputs], cell(input))
-
-
-@each_device
-@pytest.mark.parametrize("argument", ARGUMENTS)
-def test_forward_mode_ad_by_value(device, argument):
-    """A tangent that got lost would be None or zeros, without an error."""
-    inputs = sample_inputs(device, torch.float64)
-    position = ARGUMENTS.index(argument)
-    tangent = inputs[position].cos()
-
-    def tangents(op):
-        with fwAD.dual_level():
-            duals = list(inputs)
-            duals[position] = fwAD.make_dual(inputs[position], tangent)
-            return [fwAD.unpack_dual(output).tangent for output in op(*duals)]
-
-    step = 1e-6
-    ahead, behind = list(inputs), list(inputs)
-    ahead[position] = inputs[position] + step * tangent
-    behind[position] = inputs[position] - step * tangent
-    for ours, exact, after, before in zip(
-        tangents(lltm_ops.forward),
-        tangents(lltm_ops.reference),
-        lltm_ops.forward(*ahead),
-        lltm_ops.forward(*behind),
-        strict=True,
-    ):
-        torch.testing.assert_close(ours, exact)
-        torch.testing.assert_close(ours, (after - before) / (2 * step), rtol=1e-6, atol=1e-7)
+    outputs, _ = vmap(lambda p, b: functional_call(modules[0], (p, b), (input,)))(
+        parameters, buffers
+    )
+    for module, output in zip(modules, outputs, strict=True):
+        close(output, module(input)[0])
 
 
 def test_forward_mode_ad_through_backward():
@@ -361,23 +300,13 @@ def test_vmap_under_autocast(dtype, in_dims, op):
     close_in(dtype, mapped, expected)
 
 
-@pytest.mark.parametrize(
-    "op, make_inputs",
-    [
-        (lltm_ops.backward, backward_inputs),
-        (
-            torch.ops.lltm.sequence_backward,
-            lambda *args: sequence_backward_inputs(*args)[:8],
-        ),
-    ],
-    ids=["cell", "sequence"],
-)
-def test_vmap_of_backward_under_autocast(op, make_inputs):
+@pytest.mark.parametrize("operator", [CELL, PADDED], ids=str)
+def test_vmap_of_backward_under_autocast(operator):
     """Autocast does not cast what goes backward, nor what the formulas of it call."""
-    shape = (4, 16, 24) if op is lltm_ops.backward else (3, 4, 16, 24)
-    inputs = make_inputs("cpu", torch.float32, shape)
+    inputs = operator.backward_inputs(shape=(3, 4, 16, 24))[:8]
     in_dims = (0,) * len(inputs)
     inputs = mapped_inputs(inputs, in_dims, 3)
+    op = operator.backward
     with torch.autocast("cpu", torch.bfloat16):
         torch.testing.assert_close(vmap(op, in_dims)(*inputs), loop(op, inputs, in_dims, 3))
 

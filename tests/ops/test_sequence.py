@@ -10,75 +10,18 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from common import (
-    SEQUENCE_CASES,
-    assert_sequences_match,
     composite,
     double,
-    each_device,
     each_dtype,
-    each_sequence_kind,
-    gradients,
     needs_cuda,
     sequence_backward_inputs,
     sequence_inputs,
     sequence_reference,
 )
-from torch.nn.utils.rnn import pack_padded_sequence
-
-import lltm_ops
 
 forward = torch.ops.lltm.sequence_forward
 backward = torch.ops.lltm.sequence_backward
 SMALL = (3, 2, 2, 3)
-
-
-@each_device
-@pytest.mark.parametrize(
-    ("dtype", "shape", "kind"),
-    # In float16 the gradients of a thousand steps overflow.
-    [case for case in SEQUENCE_CASES if case[1][0] < 1000 or case[0] != torch.float16],
-    ids=str,
-)
-def test_values_and_gradients_match_reference(device, dtype, shape, kind):
-    inputs = sequence_inputs(device, dtype, shape, kind, requires_grad=True)
-    exact_inputs = double(inputs)
-    assert_sequences_match(forward(*inputs), sequence_reference(*exact_inputs), dtype)
-    expected = gradients(sequence_reference, exact_inputs)
-    zeros = [torch.zeros_like(t) for t in exact_inputs[:5]]
-    expected = [z if e is None else e for e, z in zip(expected, zeros, strict=True)]
-    assert_sequences_match(gradients(forward, inputs), expected, dtype)
-
-
-@each_device
-@pytest.mark.parametrize("shape", [(20, 17, 6, 40), (8, 2, 5, 1100)], ids=str)
-@each_sequence_kind
-def test_inference_computes_the_same(device, shape, kind):
-    inputs = sequence_inputs(device, shape=shape, kind=kind)
-    trained = torch.ops.lltm._sequence_forward_with_gates(*inputs)
-    for ours, exact in zip(forward(*inputs), trained[:2], strict=True):
-        assert torch.equal(ours, exact)
-
-
-@each_device
-def test_a_sequence_is_a_loop_over_the_cell(device):
-    input, weights, bias, h, cell, *_ = sequence_inputs(device, shape=(20, 3, 6, 40))
-    output, cells = forward(input, weights, bias, h, cell)
-    for t, x in enumerate(input):
-        h, cell = lltm_ops.forward(x, weights, bias, h, cell)
-        torch.testing.assert_close(output[t], h)
-        torch.testing.assert_close(cells[t], cell)
-
-
-def test_packed_is_what_each_sequence_gives_alone():
-    lengths = [9, 9, 4, 1]
-    input, weights, bias, h0, c0, *_ = sequence_inputs(shape=(9, 4, 5, 33))
-    packed = pack_padded_sequence(input, lengths)
-    output, _ = forward(packed.data, weights, bias, h0, c0, packed.batch_sizes)
-    for row, length in enumerate(lengths):
-        one = slice(row, row + 1)
-        alone, _ = forward(input[:length, one], weights, bias, h0[one], c0[one])
-        places = [int(packed.batch_sizes[:t].sum()) + row for t in range(length)]
-        torch.testing.assert_close(output[places], alone[:, 0])
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -119,51 +62,6 @@ def test_a_reset_begins_a_new_sequence_also_after_what_is_not_finite():
     anew, _ = forward(input[5:, :1], weights, bias, zeros, zeros)
     torch.testing.assert_close(output[5:, :1], anew)
     assert output[3:5, 0].isnan().any() and output[:, 1].isfinite().all()
-
-
-@each_device
-@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 12, 17])
-@pytest.mark.parametrize("size", [128, 340])
-def test_accuracy_of_any_number_of_rows_is_no_worse_than_twice_eager(device, rows, size):
-    """float32 against float64, in the mean over seeds: kernels group the terms of sums by rows."""
-    ours = eager = 0.0
-    for seed in range(8):
-        torch.manual_seed(seed)
-        shapes = [(10, rows, size), (3 * size, 2 * size), (3 * size,), (rows, size), (rows, size)]
-        inputs = [torch.randn(shape, device=device) for shape in shapes]
-        inputs[1] *= 0.5 / (2 * size) ** 0.5
-        inputs[2] *= 0.1
-        exact, _ = sequence_reference(*double(inputs))
-        for op in (forward, sequence_reference):
-            error = (op(*inputs)[0].cpu().double() - exact).square().mean().sqrt().item()
-            ours, eager = (ours + error, eager) if op is forward else (ours, eager + error)
-    assert ours <= 2 * eager
-
-
-@each_device
-def test_accuracy_over_a_thousand_steps_is_no_worse_than_twice_eager(device):
-    """float32 against float64, of outputs and of gradients."""
-    inputs = sequence_inputs(device, shape=(1000, 1, 32, 64), requires_grad=True)
-    # A recurrence that keeps what it computed, and neither forgets nor explodes.
-    inputs = [inputs[0].detach() * 0.3, *(t.detach() * 0.5 for t in inputs[1:5]), *inputs[5:]]
-
-    def results(op, inputs):
-        inputs = [t.clone().requires_grad_() for t in inputs[:5]]
-        return [*op(*inputs), *gradients(op, inputs)]
-
-    exact = results(sequence_reference, double(inputs))
-
-    def errors(op):
-        return torch.stack(
-            [
-                (ours.detach().cpu().double() - e.detach()).square().mean().sqrt()
-                for ours, e in zip(results(op, inputs), exact, strict=True)
-            ]
-        )
-
-    eager = errors(sequence_reference)
-    scales = torch.stack([e.detach().square().mean().sqrt() for e in exact])
-    assert torch.all(errors(forward) <= 2 * eager + torch.finfo(torch.float32).eps * scales / 8)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """make: what it asks of a machine first, and what it does again, or not, in a second run."""
 
 import fcntl
-import importlib.util
 import os
 import re
 import shutil
@@ -11,7 +10,7 @@ import sysconfig
 from collections import namedtuple
 
 import pytest
-from common import ROOT
+from common import OF_MAKE, ROOT, program
 
 CHECK = ROOT / "tools" / "check_machine.py"
 # Notes how it is called. The file `missing` has what the machine lacks: such a call fails.
@@ -36,17 +35,7 @@ def project(tmp_path, monkeypatch):
     shutil.copy(ROOT / "Makefile", tmp_path)
     (tmp_path / "python3").write_text(PYTHON)
     (tmp_path / "python3").chmod(0o755)
-    for name in (
-        "MAKEFLAGS",
-        "MFLAGS",
-        "MAKEOVERRIDES",
-        "MAKELEVEL",
-        "VENV",
-        "PYTHON",
-        "TORCH",
-        "TEST_ARGS",
-        "CUDA_HOME",
-    ):
+    for name in (*OF_MAKE, "VENV", "PYTHON", "TORCH", "TEST_ARGS", "CUDA_HOME"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
 
@@ -263,10 +252,7 @@ def test_a_build_beside_an_environment_asks_for_a_compiler_only():
 
 @pytest.fixture
 def check_machine():
-    spec = importlib.util.spec_from_file_location("check_machine", CHECK)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return program(CHECK)
 
 
 VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
@@ -330,14 +316,19 @@ def test_what_an_earlier_run_left_needs_no_room(check_machine, monkeypatch, tmp_
     assert list(check_machine.disk(environment, "torch==2.13.0")) == []
 
 
-def test_no_compiler():
-    (sentence,) = lacking(CXX="no-such-compiler")
-    assert sentence == "A C++ compiler is missing (no-such-compiler was not found): install g++"
-
-
-def test_a_compiler_of_several_words():
-    (sentence,) = lacking(CXX="ccache g++")
-    assert sentence.startswith("CXX is 'ccache g++', which torch.compile takes for the name of one")
+@pytest.mark.parametrize(
+    ("compiler", "words"),
+    [
+        (
+            "no-such-compiler",
+            "A C++ compiler is missing (no-such-compiler was not found): install g++",
+        ),
+        ("ccache g++", "CXX is 'ccache g++', which torch.compile takes for the name of one"),
+    ],
+)
+def test_no_compiler(compiler, words):
+    (sentence,) = lacking(CXX=compiler)
+    assert sentence.startswith(words)
 
 
 def test_no_openssl(tmp_path):

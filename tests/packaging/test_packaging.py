@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import shell_blocks
 import torch
-from common import CXX, ROOT
+from common import CXX, OF_MAKE, ROOT
 
 import lltm_ops
 from lltm_ops import _extension
@@ -53,36 +53,6 @@ def test_build_info():
     assert (info["cuda"] == "not built") == (info["cuda_architectures"] == "none")
 
 
-def test_every_source_file_has_a_base_name_of_its_own():
-    names = [Path(source).name for source in _extension.sources(cuda=True)]
-    assert len(set(names)) == len(names)
-    in_tree = {path.name for path in (ROOT / "csrc").rglob("*") if path.suffix in (".cpp", ".cu")}
-    assert in_tree == set(names)
-
-
-def layer(file: Path) -> int:
-    """By the name of a file in csrc: what operators share, the cell, sequences, dispatch keys."""
-    if file.name in ("autocast.cpp", "autograd.cpp", "meta.cpp", "vmap.cpp"):
-        return 3
-    return 2 if file.name.startswith("lltm_sequence") else 1 if file.name.startswith("lltm") else 0
-
-
-@pytest.mark.parametrize(
-    "file",
-    [path.relative_to(ROOT / "csrc") for path in sorted((ROOT / "csrc").rglob("*.*"))],
-    ids=str,
-)
-def test_files_of_csrc_include_only_what_is_below(file):
-    """docs/architecture.md: whoever reads the cell opens nothing of a sequence, whoever reads a
-    building block no operator, and a backend depends on no other."""
-    for include in re.findall('^#include "(.+)"', (ROOT / "csrc" / file).read_text(), re.MULTILINE):
-        folder = Path(include).parts[0]
-        assert folder in ("ops", file.parts[0])
-        assert layer(Path(include)) <= layer(file)
-        if file.parent.name == "primitives":
-            assert include.startswith("cpu/primitives/")
-
-
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory):
     checkout = tmp_path_factory.mktemp("sdist") / "checkout"
@@ -116,8 +86,8 @@ def metadata(wheel):
 def test_wheel_of_the_sdist(sdist, tmp_path):
     """One for all Pythons; what the documented `pip install --no-build-isolation` installs."""
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation", "--no-deps"]
-    without_cuda = {**os.environ, **CPU_ONLY}  # quicker, and the same wheel otherwise
-    subprocess.run([*pip, "--wheel-dir", tmp_path, sdist], check=True, env=without_cuda)
+    quickly = {**os.environ, **CPU_ONLY, "DEBUG": "1"}  # and the same wheel otherwise
+    subprocess.run([*pip, "--wheel-dir", tmp_path, sdist], check=True, env=quickly)
     (wheel,) = tmp_path.glob("*.whl")
     minor = _extension.torch_minor()
     assert re.fullmatch(rf"lltm_ops-[\d.]+-{minor}\.cpu-cp310-abi3-linux_\w+\.whl", wheel.name)
@@ -214,7 +184,7 @@ def test_a_library_loaded_by_hand_is_not_loaded_twice():
 def dry_run_of_demo(*arguments, **environment):
     command = ["make", "--dry-run", "demo", *arguments]
     # Under `make test VENV=... PYTHON=...`, these would hand down the choices of that call.
-    handed_down = {"MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "VENV", "PYTHON"}
+    handed_down = {*OF_MAKE, "VENV", "PYTHON"}
     inherited = {k: v for k, v in os.environ.items() if k not in handed_down}
     return subprocess.run(
         command, cwd=ROOT, env=inherited | environment, capture_output=True, text=True

@@ -3,17 +3,13 @@
 import itertools
 import json
 import math
-import os
 import statistics
 import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
-from common import ROOT
-
-import lltm_ops
+from common import ROOT, environment
 
 pytest.importorskip("matplotlib")
 pytestmark = pytest.mark.slow
@@ -24,12 +20,9 @@ PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 def run(script, *options):
-    """The benchmark as a process of its own, which finds the package that is tested here."""
-    package_parent = str(Path(lltm_ops.__file__).parent.parent)
-    path = os.pathsep.join([package_parent, *filter(None, [os.environ.get("PYTHONPATH")])])
     result = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / script), *map(str, options)],
-        env=os.environ | {"PYTHONPATH": path},
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=600,

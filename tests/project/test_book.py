@@ -1,14 +1,11 @@
 """Each test of the book fails with the code of the chapter before, and passes with its own."""
 
-import importlib.util
 import re
 
 import pytest
-from common import ROOT
+from common import ROOT, program
 
-spec = importlib.util.spec_from_file_location("run", ROOT / "examples" / "book" / "run.py")
-book = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(book)
+book = program(ROOT / "examples" / "book" / "run.py")
 
 PAGES = sorted((ROOT / "docs" / "book").glob("[01]*.md"))
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

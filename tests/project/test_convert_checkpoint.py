@@ -1,22 +1,18 @@
 """Checkpoints of the tutorial's LLTM, converted, give the numbers that they gave before."""
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
-from common import ROOT, TOLERANCES
+from common import ROOT, TOLERANCES, program, rejection
 from torch import nn
 
 import lltm_ops
 
 PATH = ROOT / "examples" / "convert_checkpoint.py"
-spec = importlib.util.spec_from_file_location("convert_checkpoint", PATH)
-convert_checkpoint = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(convert_checkpoint)
+convert_checkpoint = program(PATH)
 
 INPUT_FEATURES, STATE_SIZE = 5, 4
 
@@ -30,12 +26,7 @@ class TutorialLLTM(nn.Module):
         self.bias = nn.Parameter(torch.randn(bias_shape))
 
     def forward(self, input, state):
-        old_h, old_cell = state
-        X = torch.cat([old_h, input], dim=1)
-        gates = F.linear(X, self.weights, self.bias.flatten()).chunk(3, dim=1)
-        input_gate, output_gate = torch.sigmoid(gates[0]), torch.sigmoid(gates[1])
-        new_cell = old_cell + F.elu(gates[2]) * input_gate
-        return torch.tanh(new_cell) * output_gate, new_cell
+        return lltm_ops.reference(input, self.weights, self.bias.flatten(), *state)
 
 
 class Model(nn.Module):
@@ -114,11 +105,8 @@ def test_only_the_prefixes_asked_for(tmp_path):
     torch.save(nn.ModuleList(TutorialLLTM(12) for _ in range(3)).state_dict(), tmp_path / "old.pt")
     convert(tmp_path / "old.pt", tmp_path / "new.pt", "--prefix", "0.", "--prefix", "2.")
     state = torch.load(tmp_path / "new.pt", weights_only=True)
-    layers, cell = (
-        ("0.weights_l0", "0.bias_l0", "2.weights_l0", "2.bias_l0"),
-        ("1.weights", "1.bias"),
-    )
-    assert list(state) == [*layers[:2], *cell, *layers[2:]]
+    names = "0.weights_l0 0.bias_l0 1.weights 1.bias 2.weights_l0 2.bias_l0"
+    assert list(state) == names.split()
 
 
 WEIGHTS, BIAS = torch.zeros(12, 9), torch.zeros(12)
@@ -128,22 +116,14 @@ WEIGHTS, BIAS = torch.zeros(12, 9), torch.zeros(12)
     ("saved", "options", "message"),
     [
         (None, "", "cannot read old.pt: No such file or directory"),
-        (
-            b"text",
-            "",
-            "old.pt is not a file that torch.load reads with weights_only=True: expected",
-        ),
+        (b"text", "", "old.pt is not a file that torch.load reads with weights_only=True: "),
         (b"", "", "old.pt is not a file that torch.load reads with weights_only=True: expected"),
         (TutorialLLTM(12), "", "is not a file that torch.load reads with weights_only=True"),
         ([WEIGHTS], "", "old.pt: expected a state_dict, but got list"),
         ({"model": {"weights": WEIGHTS}}, "", "names to tensors, but got dict for 'model'"),
         ({0: WEIGHTS}, "", "names to tensors, but got Tensor for 0"),
         ({}, "", "old.pt holds no LLTM: expected parameters named weights and bias"),
-        (
-            nn.LSTM(5, 4).state_dict(),
-            "",
-            "old.pt holds no LLTM: expected parameters named weights and bias",
-        ),
+        (nn.LSTM(5, 4).state_dict(), "", "holds no LLTM: expected parameters named weights and"),
         (
             {"weights": torch.zeros(13, 9), "bias": BIAS},
             "",
@@ -182,7 +162,8 @@ def test_rejects(saved, options, message, tmp_path, monkeypatch, capsys):
         Path("old.pt").write_bytes(saved)
     elif saved is not None:
         torch.save(saved, "old.pt")
-    assert message in rejection(["old.pt", "new.pt", *options.split()], capsys)
+    options = ["old.pt", "new.pt", *options.split()]
+    assert message in rejection(convert_checkpoint.main, options, capsys)
     assert not Path("new.pt").exists()
 
 
@@ -193,14 +174,15 @@ def test_overwrites_nothing(output, tmp_path, monkeypatch, capsys):
     Path("link.pt").symlink_to("old.pt")
     Path("other.pt").write_bytes(b"precious")
     before = Path("old.pt").read_bytes(), Path("other.pt").read_bytes()
-    sentence = rejection(["old.pt", output], capsys)
+    sentence = rejection(convert_checkpoint.main, ["old.pt", output], capsys)
     assert f"{output} exists already: expected the name of a new file" in sentence
     assert (Path("old.pt").read_bytes(), Path("other.pt").read_bytes()) == before
 
 
 def test_a_folder_that_is_not_there(tmp_path, capsys):
     torch.save(TutorialLLTM(12).state_dict(), tmp_path / "old.pt")
-    sentence = rejection([tmp_path / "old.pt", tmp_path / "missing" / "new.pt"], capsys)
+    arguments = [tmp_path / "old.pt", tmp_path / "missing" / "new.pt"]
+    sentence = rejection(convert_checkpoint.main, arguments, capsys)
     assert "new.pt: No such file or directory" in sentence
 
 
@@ -211,14 +193,3 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path):
     assert result.returncode == 2
     assert result.stderr.endswith(" error: cannot write new.pt: File too large\n")
     assert not (tmp_path / "new.pt").exists()
-
-
-def rejection(arguments, capsys):
-    """The one sentence with which argparse ends the program."""
-    with pytest.raises(SystemExit) as exit:
-        convert(*arguments)
-    assert exit.value.code == 2
-    usage, sentence = capsys.readouterr().err.split(" error: ")
-    assert usage.startswith("usage: ")
-    assert sentence.count("\n") == 1
-    return sentence

@@ -2,7 +2,6 @@
 
 import errno
 import hashlib
-import importlib.util
 import os
 import re
 import resource
@@ -14,9 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from common import HAS_TORCHSCRIPT, ROOT
-
-import lltm_ops
+from common import HAS_TORCHSCRIPT, ROOT, environment, program, rejection
 
 pytest.importorskip("tqdm")
 pytest.importorskip("matplotlib")
@@ -40,12 +37,9 @@ PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 def start(*options):
-    """The example as a process of its own, which finds the package that is tested here."""
-    package_parent = str(Path(lltm_ops.__file__).parent.parent)
-    path = os.pathsep.join([package_parent, *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.Popen(
         [sys.executable, str(CHAR_LM), *TINY, *map(str, options)],
-        env=os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
+        env=environment(PYTHONUNBUFFERED="1"),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -78,10 +72,7 @@ def char_lm(monkeypatch):
 def imported(monkeypatch):
     """The example as a module, for what needs no process of its own."""
     monkeypatch.syspath_prepend(str(CHAR_LM.parent))
-    spec = importlib.util.spec_from_file_location("char_lm", CHAR_LM)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return program(CHAR_LM)
 
 
 def test_char_lm_learns_and_leaves_its_results(trained):
@@ -217,15 +208,6 @@ def test_the_demo_says_of_memory_what_its_run_found(char_lm, errors, sentence):
     assert char_lm.demo_report.about_recall(losses, errors) == sentence
 
 
-def test_char_lm_compares_layers(trained):
-    _, printed = trained
-    table = printed.split("Learning the same text:")[1]
-    bits = re.findall(r"^(LLTM|LSTM|GRU) +[\d,]+ +(\d\.\d{3}) .* s +[\d,]+$", table, re.MULTILINE)
-    assert [rnn for rnn, _ in bits] == ["LLTM", "LSTM", "GRU"]
-    assert all(float(value) < 6 for _, value in bits)
-    assert re.search(r"^LLTM, cell in a loop .* s +[\d,]+$", table, re.MULTILINE)
-
-
 @pytest.mark.slow
 def test_char_lm_resumes_after_ctrl_c_as_if_it_had_not_stopped(tmp_path):
     steps = 1000
@@ -308,18 +290,7 @@ def test_char_lm_rejects(char_lm, options, message, tmp_path, monkeypatch, capsy
     (tmp_path / "broken" / "checkpoint.pt").write_bytes(b"no checkpoint")
     (tmp_path / "folder" / "checkpoint.pt").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    assert message in rejection(char_lm, options.split(), capsys)
-
-
-def rejection(char_lm, options, capsys):
-    """The one sentence with which argparse ends the program."""
-    with pytest.raises(SystemExit) as exit:
-        char_lm.main([*TINY, *options])
-    assert exit.value.code == 2
-    usage, sentence = capsys.readouterr().err.split(" error: ")
-    assert usage.startswith("usage: ")
-    assert sentence.count("\n") == 1
-    return sentence
+    assert message in rejection(char_lm.main, [*TINY, *options.split()], capsys)
 
 
 @pytest.mark.parametrize(
@@ -333,7 +304,7 @@ def rejection(char_lm, options, capsys):
 def test_char_lm_resumes_only_its_own_configuration(char_lm, trained, options, message, capsys):
     output, _ = trained
     same = ["--steps=40", "--learning-rate=0.1", "--resume", "--output", str(output)]
-    assert message in rejection(char_lm, [*same, *options], capsys)
+    assert message in rejection(char_lm.main, [*TINY, *same, *options], capsys)
 
 
 def without(what):
@@ -384,7 +355,7 @@ def test_char_lm_resumes_only_what_it_saves(char_lm, trained, damage, tmp_path, 
     torch.save(saved, tmp_path / "checkpoint.pt")
     options = ["--steps=40", "--learning-rate=0.1", "--resume", "--output", str(tmp_path)]
     expected = f"--resume: {tmp_path}/checkpoint.pt is not a complete checkpoint of this program\n"
-    assert rejection(char_lm, options, capsys) == expected
+    assert rejection(char_lm.main, [*TINY, *options], capsys) == expected
 
 
 def test_char_lm_resumes_no_truncated_checkpoint(char_lm, trained, tmp_path, capsys):
@@ -392,13 +363,14 @@ def test_char_lm_resumes_no_truncated_checkpoint(char_lm, trained, tmp_path, cap
     whole = (output / "checkpoint.pt").read_bytes()
     (tmp_path / "checkpoint.pt").write_bytes(whole[: len(whole) // 2])
     options = ["--steps=40", "--learning-rate=0.1", "--resume", "--output", str(tmp_path)]
-    assert "is not a complete checkpoint of this program" in rejection(char_lm, options, capsys)
+    sentence = rejection(char_lm.main, [*TINY, *options], capsys)
+    assert "is not a complete checkpoint of this program" in sentence
 
 
 def test_char_lm_begins_over_no_checkpoint(char_lm, trained, capsys):
     output, _ = trained
     before = (output / "checkpoint.pt").read_bytes()
-    sentence = rejection(char_lm, ["--output", str(output)], capsys)
+    sentence = rejection(char_lm.main, [*TINY, "--output", output], capsys)
     assert sentence == (
         f"there is a checkpoint in {output} already: expected --resume or another --output\n"
     )
@@ -415,8 +387,8 @@ def test_char_lm_begins_anew_where_it_is_told_to(char_lm, tmp_path, capsys):
         assert "earlier" not in (tmp_path / "sample.txt").read_text()
     trained = (tmp_path / "checkpoint.pt").read_bytes()
     capsys.readouterr()
-    rejection(char_lm, [*options[len(TINY) :], "--prompt=\N{SNOWMAN}"], capsys)
-    rejection(char_lm, [*options[len(TINY) :], "--resum"], capsys)
+    rejection(char_lm.main, [*options, "--prompt=\N{SNOWMAN}"], capsys)
+    rejection(char_lm.main, [*options, "--resum"], capsys)
     assert (tmp_path / "checkpoint.pt").read_bytes() == trained
     assert char_lm.main([*options, "--steps=2", "--resume"]) == 0
     assert "in training" not in capsys.readouterr().out.split("1 of 4")[-1]
@@ -475,7 +447,7 @@ def test_char_lm_names_a_model_that_does_not_fit(char_lm, tmp_path, monkeypatch,
 
     monkeypatch.setattr(sys.modules["language_model"].CharLM, "__init__", fail)
     expected = "there is no memory for a model with --embedding-size 8 and --hidden-size 16"
-    assert expected in rejection(char_lm, ["--output", str(tmp_path)], capsys)
+    assert expected in rejection(char_lm.main, [*TINY, "--output", tmp_path], capsys)
 
 
 def test_char_lm_stops_when_the_loss_is_not_finite(char_lm, tmp_path):

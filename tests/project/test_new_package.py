@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from common import CXX, HAS_TORCHSCRIPT, ROOT
+from common import CXX, HAS_TORCHSCRIPT, OF_MAKE, ROOT, program
 from torch.utils.cpp_extension import CUDA_HOME
 
 NAME = "gated_layers"
@@ -32,11 +32,7 @@ AUTHOR = 'Ada "Countess" Lövelace'
 @pytest.fixture
 def new_package():
     """examples/new_package.py as a module of its own for each test."""
-    file = ROOT / "examples" / "new_package.py"
-    spec = importlib.util.spec_from_file_location("new_package", file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return program(ROOT / "examples" / "new_package.py")
 
 
 def compiles(test):
@@ -46,16 +42,7 @@ def compiles(test):
 
 def environment(**variables):
     """That of this process, but for what points to this project."""
-    ours = (
-        "PYTHONPATH",
-        "MAKEFLAGS",
-        "MFLAGS",
-        "MAKEOVERRIDES",
-        "MAKELEVEL",
-        "NAME",
-        "OUTPUT",
-        "ABI",
-    )
+    ours = ("PYTHONPATH", *OF_MAKE, "NAME", "OUTPUT", "ABI")
     return {k: v for k, v in os.environ.items() if k not in ours} | variables
 
 
@@ -374,10 +361,7 @@ def refusal(new_package, capsys, *arguments):
     ("name", "reason"),
     [
         ("", "error: NAME is missing: make new NAME=my_ops OUTPUT=../my_ops"),
-        (
-            "2fast",
-            "expected letters, digits and single underscores between them, and a letter first",
-        ),
+        ("2fast", "letters, digits and single underscores between them, and a letter first"),
         ("my-ops", "expected letters, digits"),
         ("my ops", "expected letters, digits"),
         ("größer", "expected letters, digits"),

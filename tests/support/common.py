@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import itertools
 import math
 import os
@@ -31,6 +32,8 @@ SEQUENCE_BACKWARD_ARGUMENTS = (
     "batch_sizes", "reverse", "resets",
 )  # fmt: skip
 
+# What make hands down to a make that it runs.
+OF_MAKE = ("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL")
 # Like torch's own tools.
 CXX = os.environ.get("CXX") or "c++"
 # By the version that torch.jit itself asks for: there, some modules can be scripted, and some not.
@@ -45,28 +48,27 @@ each_device = pytest.mark.parametrize("device", DEVICES)
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
-# (batch, input_features, state_size): ordinary, one of each, empty, odd, wider than a vector or a
-# block of threads; then what takes the CPU's products through each of their paths: few rows of the
-# batch, many and one, pairs of bfloat16 or not, more than one block of every dimension, and its
-# rest; rows of weights that are a multiple of 4 KiB long.
-SHAPES = [
-    (3, 5, 4),
-    (1, 1, 1),
-    (0, 5, 4),
-    (3, 0, 4),
-    (2, 3, 17),
-    (5, 33, 259),
-    (16, 6, 10),
-    (17, 7, 10),
-    (47, 300, 70),
-    (300, 8, 178),
-    (70, 334, 202),
-    (40, 301, 230),
-    (20, 3048, 24),
-    (1, 2600, 17),
-    (2100, 3, 8),
-]
-each_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
+# (batch, input_features, state_size), by what they are in the list for. test_tiles.py has the sizes
+# beside those by which the CPU kernels divide; these take its products through each of their paths,
+# with values of any kind, and run on all devices.
+SHAPES = {
+    "ordinary": (3, 5, 4),
+    "one of each": (1, 1, 1),
+    "no batch": (0, 5, 4),
+    "no input": (3, 0, 4),
+    "a unit beyond a vector": (2, 3, 17),
+    "few rows, two blocks of units and a rest": (5, 33, 259),
+    "a whole vector of rows, terms in pairs": (16, 6, 10),
+    "a row and a term beyond": (17, 7, 10),
+    "rows that nearly fill a vector": (47, 300, 70),
+    "four panels of rows and a rest": (300, 8, 178),
+    "two chains of terms": (70, 334, 202),
+    "two chains of terms, not in pairs": (40, 301, 230),
+    "rows of weights of 12 KiB": (20, 3048, 24),
+    "one row of many terms": (1, 2600, 17),
+    "many rows of few terms": (2100, 3, 8),
+}
+each_shape = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 
 # The only tolerances, for results of size about 1, relative to the float64 reference on the same
 # values. Low precision rounds the gates to 8 (bfloat16) or 11 (float16) bits.
@@ -76,6 +78,38 @@ TOLERANCES = {
     torch.bfloat16: {"rtol": 3e-2, "atol": 3e-2},
     torch.float16: {"rtol": 5e-3, "atol": 5e-3},
 }
+
+
+def program(path: Path) -> Any:
+    """A file that is no module of a package, as a module of its own."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def message(op: Callable[..., Any], arguments: Sequence[Any], kinds: Any = RuntimeError) -> str:
+    with pytest.raises(kinds) as error:
+        op(*arguments)
+    return str(error.value)
+
+
+def rejection(main: Callable[[list[str]], Any], arguments: list[Any], capsys: Any) -> str:
+    """The one sentence with which argparse ends a program."""
+    with pytest.raises(SystemExit) as exit:
+        main([str(argument) for argument in arguments])
+    assert exit.value.code == 2
+    usage, sentence = capsys.readouterr().err.split(" error: ")
+    assert usage.startswith("usage: ") and sentence.count("\n") == 1
+    return sentence
+
+
+def environment(**more: str) -> dict[str, str]:
+    """For a process that finds the package which is tested here."""
+    parent = str(Path(lltm_ops.__file__).parent.parent)
+    path = os.pathsep.join([parent, *filter(None, [os.environ.get("PYTHONPATH")])])
+    return os.environ | {"PYTHONPATH": path} | more
 
 
 def load_beside_library(name: str, *sources: str) -> None:
@@ -141,24 +175,22 @@ def backward_inputs(
     return [tensor.detach().requires_grad_(requires_grad) for tensor in tensors]
 
 
-# (time, batch, input_features, state_size): as SHAPES, and so many steps that they take more than
-# one chunk, so many rows that threads divide them, and so many units that weights are much larger
-# than L2.
-SEQUENCE_SHAPES = [
-    (5, 3, 5, 4),
-    (1, 1, 1, 1),
-    (0, 3, 5, 4),
-    (4, 0, 5, 4),
-    (4, 3, 0, 4),
-    (9, 1, 7, 33),
-    (12, 2, 16, 100),
-    (7, 17, 6, 40),
-    (1100, 1, 2, 33),
-    (20, 40, 8, 270),
-    (8, 2, 6, 1100),  # weights that are not packed, where L2 has less than 4.8 MB
-]
+# (time, batch, input_features, state_size), likewise.
+SEQUENCE_SHAPES = {
+    "ordinary": (5, 3, 5, 4),
+    "one of each": (1, 1, 1, 1),
+    "no steps": (0, 3, 5, 4),
+    "no batch": (4, 0, 5, 4),
+    "no input": (4, 3, 0, 4),
+    "one row, units beyond two vectors": (9, 1, 7, 33),
+    "two rows": (12, 2, 16, 100),
+    "a row beyond a vector, too few steps to pack for": (7, 17, 6, 40),
+    "more than one chunk of steps": (1100, 1, 2, 33),
+    "rows that threads divide": (20, 40, 8, 270),
+    "weights that are not packed, where L2 has less than 4.8 MB": (8, 2, 6, 1100),
+}
 # They take long, so the first and the last kind stand for all, except in float32.
-LARGE_SEQUENCE_SHAPES = SEQUENCE_SHAPES[-3:]
+LARGE_SEQUENCE_SHAPES = list(SEQUENCE_SHAPES.values())[-3:]
 # Packed or not, in both directions, with resets or without.
 SEQUENCE_KINDS = list(itertools.product(("padded", "packed"), (False, True), (False, True)))
 SequenceKind = tuple[str, bool, bool]
@@ -166,7 +198,7 @@ SequenceKind = tuple[str, bool, bool]
 
 SEQUENCE_CASES = [
     (dtype, shape, kind)
-    for dtype, shape, kind in itertools.product(DTYPES, SEQUENCE_SHAPES, SEQUENCE_KINDS)
+    for dtype, shape, kind in itertools.product(DTYPES, SEQUENCE_SHAPES.values(), SEQUENCE_KINDS)
     if dtype == torch.float32
     or shape not in LARGE_SEQUENCE_SHAPES
     or kind in (SEQUENCE_KINDS[0], SEQUENCE_KINDS[-1])
@@ -272,18 +304,12 @@ class Operator(NamedTuple):
     def named(self, name: str) -> Any:
         return getattr(torch.ops.lltm, name if self.kind is None else f"sequence_{name}")
 
-    @property
-    def forward(self) -> Any:
-        return self.named("forward")
+    forward = property(lambda self: self.named("forward"))
+    backward = property(lambda self: self.named("backward"))
 
     @property
     def forward_with_gates(self) -> Any:
-        prefix = "_forward" if self.kind is None else "_sequence_forward"
-        return getattr(torch.ops.lltm, f"{prefix}_with_gates")
-
-    @property
-    def backward(self) -> Any:
-        return self.named("backward")
+        return getattr(torch.ops.lltm, f"_{self.forward.__name__}_with_gates")
 
     @property
     def reference(self) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -297,27 +323,24 @@ class Operator(NamedTuple):
     def backward_arguments(self) -> tuple[str, ...]:
         return BACKWARD_ARGUMENTS if self.kind is None else SEQUENCE_BACKWARD_ARGUMENTS
 
-    def inputs(
-        self,
-        device: str = "cpu",
-        dtype: torch.dtype = torch.float32,
-        shape: tuple[int, int, int, int] = (5, 3, 5, 4),
-        requires_grad: bool = False,
-    ) -> list[Any]:
-        if self.kind is None:
-            return sample_inputs(device, dtype, shape[1:], requires_grad)
-        return sequence_inputs(device, dtype, shape, self.kind, requires_grad)
+    def inputs(self, *args: Any, **options: Any) -> list[Any]:
+        return self.sample(sample_inputs, sequence_inputs, *args, **options)
 
-    def backward_inputs(
+    def backward_inputs(self, *args: Any, **options: Any) -> list[Any]:
+        return self.sample(backward_inputs, sequence_backward_inputs, *args, **options)
+
+    def sample(
         self,
+        of_cell: Callable[..., list[Any]],
+        of_sequence: Callable[..., list[Any]],
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
         shape: tuple[int, int, int, int] = (5, 3, 5, 4),
         requires_grad: bool = False,
     ) -> list[Any]:
         if self.kind is None:
-            return backward_inputs(device, dtype, shape[1:], requires_grad)
-        return sequence_backward_inputs(device, dtype, shape, self.kind, requires_grad)
+            return of_cell(device, dtype, shape[1:], requires_grad)
+        return of_sequence(device, dtype, shape, self.kind, requires_grad)
 
     def assert_match(
         self, actual: Sequence[Tensor], expected: Sequence[Tensor], dtype: torch.dtype
@@ -366,10 +389,6 @@ def double(arguments: list[Any]) -> list[Any]:
         return copy.requires_grad_(argument.requires_grad)
 
     return [one(argument) for argument in arguments]
-
-
-def reference_gradients(inputs: list[Tensor]) -> list[Tensor | None]:
-    return gradients(lltm_ops.reference, inputs)
 
 
 def weighted_loss(outputs: Sequence[Tensor]) -> Tensor:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import runpy
 import socket
 import traceback
-from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
@@ -35,10 +36,10 @@ class Ranks:
             self.connections.append(here)
             self.processes.append(process)
 
-    def run(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Fails with the traceback of the first process that failed."""
+    def run(self, file: str, name: str, arguments: dict[str, Any]) -> None:
+        """A function of a file of tests. Fails with the traceback of the first process that did."""
         for connection in self.connections:
-            connection.send((function, arguments))
+            connection.send((file, name, arguments))
         for rank, connection in enumerate(self.connections):
             failure = f"no answer in {TIMEOUT} s"
             if connection.poll(TIMEOUT):
@@ -59,10 +60,11 @@ def _serve(rank: int, count: int, port: int, connection: Connection) -> None:
     dist.init_process_group(
         "gloo", rank=rank, world_size=count, timeout=timedelta(seconds=TIMEOUT / 2)
     )
+    module = functools.cache(runpy.run_path)
     while True:
-        function, arguments = connection.recv()
+        file, name, arguments = connection.recv()
         try:
-            function(*arguments)
+            module(file)[name].__wrapped__(**arguments)
             connection.send("")
         except BaseException:
             connection.send(traceback.format_exc())

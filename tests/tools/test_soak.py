@@ -1,26 +1,21 @@
-"""The soak passes, and finds what is planted in it."""
+"""The soak finds what is planted in it. That it passes, `make soak` shows."""
 
-import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import soak
-
-import lltm_ops
+from common import environment
 
 pytestmark = pytest.mark.slow
-PACKAGE_PARENT = str(Path(lltm_ops.__file__).parent.parent)
 
 
 def start(*options):
-    path = os.pathsep.join([PACKAGE_PARENT, *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.Popen(
         [sys.executable, soak.__file__, "--seed=1", *options],
-        env=os.environ | {"PYTHONPATH": path},
+        env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -35,17 +30,10 @@ def finish(process):
     return process.returncode, printed
 
 
-def test_short_soak_passes():
-    status, printed = finish(start("--minutes=0.05"))
-    assert status == 0, printed
-    assert printed.startswith("soak: seed 1, 0.05 minutes\n")
-    assert printed.endswith("passed\n")
-
-
 @pytest.mark.parametrize(
     ("plants", "found"),
     [
-        (["number"], ["off by up to"]),
+        (["number"], ["Tensor-likes are not equal"]),
         (["crash"], ["ended with status -6"]),
         (["hang"], ["in wait_for_ever"]),
         (

@@ -1,0 +1,121 @@
+"""What the CPU kernels do with the last rows, units and terms of their products.
+
+A product is computed in tiles of a few rows and vectors of columns, in panels of these, and in
+chains of terms (csrc/cpu/primitives): what is left beyond whole ones takes a path of its own. Here
+all factors are small integers and the gates are open, so every sum is exact in any order, and a
+row, unit or term that is lost, taken twice or put elsewhere shows to the bit.
+"""
+
+import pytest
+import torch
+from common import each_dtype
+
+# Each tile of up to 24 rows, and the first beyond; beside 16 rows side by side, and panels of 64.
+ROWS = [*range(1, 27), 31, 33, 47, 48, 49, 63, 64, 65, 130]
+# Of one vector and a part of it, of three, four and six; beside blocks of 48 and of 128 units.
+UNITS = [*range(1, 18), 23, 24, 25, 31, 32, 33, 47, 48, 49, 63, 64, 65, 95, 96, 97, 127, 128, 129]
+# Pairs and odd ones; beside 64 that are few, and chains and copies of 128, 256, 512 and 2048.
+TERMS = [*range(6, 15), 63, 64, 65, 66, 127, 128, 129, 255, 256, 257, 383, 385, 511, 512, 513]
+TERMS += [530, 2047, 2048, 2049]
+# One chain for each term, or for each other; as they lie, or copied; with a fetch ahead.
+FEW_AND_MANY_ROWS = [1, 2, 5, 25, 70]
+
+
+class Numbers:
+    """Zeros and ones, so few that sums over the terms are exact in half types, too."""
+
+    def __init__(self, rows, features, units, dtype, *time):
+        share = min(0.5, 90 / (units + features))
+        self.units = units
+
+        def draw(*sizes):
+            return (torch.rand(sizes) < share).to(dtype)
+
+        self.input, self.old_h = draw(*time, rows, features), draw(rows, units)
+        self.grad = draw(*time, rows, units)
+        self.large = torch.full((rows, units), 32, dtype=dtype)  # its tanh is 1
+        self.candidate = draw(units, units + features)
+        self.weights = torch.cat([draw(2 * units, units + features) * 0, self.candidate])
+        self.bias = torch.tensor([100.0, 100, 0]).repeat_interleave(units).to(dtype)
+
+    def sums(self, input, h):
+        return torch.cat([h, input], -1).double() @ self.candidate.double().T
+
+    def of_weights(self, d_candidate, input, h):
+        """The gradients of weights and bias: those of the other gates are zero."""
+        d_candidate = torch.cat([torch.zeros(len(d_candidate), 2 * self.units), d_candidate], -1)
+        return d_candidate.T @ torch.cat([h, input], -1).double(), d_candidate.sum(0)
+
+
+def assert_same(actual, expected):
+    for ours, exact in zip(actual, expected, strict=True):
+        assert torch.equal(ours, exact.to(ours.dtype))
+
+
+def step_forward(*sizes):
+    n = Numbers(*sizes)
+    _, cell = torch.ops.lltm.forward(n.input, n.weights, n.bias, n.old_h, n.large)
+    assert_same([cell], [n.large + n.sums(n.input, n.old_h)])
+
+
+def step_backward(*sizes):
+    n = Numbers(*sizes)
+    gates = n.large.new_ones(len(n.grad), 3 * n.units)
+    arguments = n.large * 0, n.grad, n.large, gates, n.input, n.weights, n.old_h
+    d_cell = n.grad.double()
+    d_h, d_input = (d_cell @ n.candidate.double()).split([n.units, n.input.shape[-1]], -1)
+    d_weights, d_bias = n.of_weights(d_cell, n.input, n.old_h)
+    expected = d_input, d_weights, d_bias, d_h, d_cell
+    assert_same(torch.ops.lltm.backward(*arguments), expected)
+
+
+def sequence_forward(*sizes, time=9):
+    n = Numbers(*sizes, time)
+    arguments = n.input, n.weights, n.bias, n.old_h, n.large
+    output, cells = torch.ops.lltm.sequence_forward(*arguments)
+    # After a step the cell state is large, so h is 1.
+    h = torch.cat([n.old_h.unsqueeze(0), torch.ones_like(n.grad[1:])])
+    assert_same([output, cells], [torch.ones_like(output), n.large + n.sums(n.input, h).cumsum(0)])
+
+
+def sequence_backward(*sizes, time=9):
+    n = Numbers(*sizes, time)
+    output = torch.ones_like(n.grad)
+    cells, gates = output * 32, output.repeat(1, 1, 3)
+    arguments = output * 0, n.grad, output, cells, gates, n.input, n.weights, n.old_h
+    d_cells = n.grad.double().flip(0).cumsum(0).flip(0)
+    d_input = d_cells @ n.candidate[:, n.units :].double()
+    d_h0 = d_cells[0] @ n.candidate[:, : n.units].double()
+    h = torch.cat([n.old_h.unsqueeze(0), output[1:]])
+    d_weights, d_bias = n.of_weights(*(t.flatten(0, 1) for t in (d_cells, n.input, h)))
+    expected = d_input, d_weights, d_bias, d_h0, d_cells[0]
+    assert_same(torch.ops.lltm.sequence_backward(*arguments), expected)
+
+
+each_product = pytest.mark.parametrize(
+    "product", [step_forward, step_backward, sequence_forward, sequence_backward]
+)
+
+
+@each_dtype
+@each_product
+@pytest.mark.parametrize("terms", [12, 130], ids="of {} terms".format)
+def test_last_rows(product, dtype, terms):
+    for rows in ROWS:
+        product(rows, terms - 5, 5, dtype)
+
+
+@each_dtype
+@each_product
+@pytest.mark.parametrize("rows", FEW_AND_MANY_ROWS, ids="of {} rows".format)
+def test_last_units(product, dtype, rows):
+    for units in UNITS:
+        product(rows, 7, units, dtype)
+
+
+@each_dtype
+@each_product
+@pytest.mark.parametrize("rows", FEW_AND_MANY_ROWS, ids="of {} rows".format)
+def test_last_terms(product, dtype, rows):
+    for terms in TERMS:
+        product(rows, terms - 5, 5, dtype)
