@@ -61,13 +61,15 @@ def _shardings(
             return Shard(batch_dim)
         raise ValueError(f"{op}: expected to know how {name} may be sharded")
 
-    names = [argument.name for argument in op._schema.arguments]
-    given = [name for name, value in zip(names, arguments, strict=False) if value is not None]
-    tensors = [name for name in given if name not in ("reverse", "output_mask")]
+    tensors = [
+        argument.name
+        for argument, value in zip(op._schema.arguments, arguments, strict=False)
+        if value is not None and argument.type.isSubtypeOf(torch.OptionalType.ofTensor())
+    ]
     results = [result.name for result in op._schema.returns]
     replicated: list[Placement] = [Replicate()]
     shardings = [(replicated * len(results), replicated * len(tensors))]
     # The rows of a packed sequence are not those of a batch.
-    if "batch_sizes" not in given:
+    if "batch_sizes" not in tensors:
         shardings.append(([sharded(name) for name in results], [sharded(name) for name in tensors]))
     return shardings

@@ -14,8 +14,8 @@ def run_step_by_step(
     input: Tensor,
     weights: Tensor,
     bias: Tensor,
-    h_0: Tensor,
-    c_0: Tensor,
+    h0: Tensor,
+    c0: Tensor,
     batch_sizes: Optional[Tensor],
     reverse: bool,
     resets: Optional[Tensor],
@@ -32,7 +32,7 @@ def run_step_by_step(
     # This call has no features to compute, and only checks.
     torch.ops.lltm.sequence_forward(
         input[..., :0], weights[:0, :0], weights[0, :0],
-        h_0[:, :0], c_0[:, :0], batch_sizes, reverse, resets,
+        h0[:, :0], c0[:, :0], batch_sizes, reverse, resets,
     )  # fmt: skip
     if batch_sizes is None:
         sizes = [input.size(1)] * input.size(0)
@@ -43,19 +43,19 @@ def run_step_by_step(
     if len(steps) == 0:
         # Its empty results have derivatives, which are zero.
         output, cells = torch.ops.lltm.sequence_forward(
-            input, weights, bias, h_0, c_0, batch_sizes, reverse, resets
+            input, weights, bias, h0, c0, batch_sizes, reverse, resets
         )
         return output, cells
     resets_of_steps: List[Tensor] = []
     if resets is not None:
         resets_of_steps = list(torch.split(resets.flatten(), sizes))
     # Under autocast the dtypes may differ, and torch.cat refuses two half types.
-    if h_0.dtype != input.dtype:
-        h_0 = h_0.float()
-    if c_0.dtype != input.dtype:
-        c_0 = c_0.float()
-    mask = F.dropout(torch.ones_like(h_0), recurrent_dropout, training)
-    h, cell = h_0, c_0
+    if h0.dtype != input.dtype:
+        h0 = h0.float()
+    if c0.dtype != input.dtype:
+        c0 = c0.float()
+    mask = F.dropout(torch.ones_like(h0), recurrent_dropout, training)
+    h, cell = h0, c0
     outputs: List[Tensor] = []
     all_cells: List[Tensor] = []
     for i in range(len(steps)):

@@ -2,6 +2,7 @@
 
 #include "ops/arguments.h"
 
+#include <array>
 #include <tuple>
 #include <utility>
 
@@ -37,6 +38,11 @@ struct ForwardArguments {
         field("old_cell", old_cell, rows(Dim::kStateSize)));
   }
 
+  // Shapes of results, of which only the twin has the gates.
+  std::array<Shape, 3> results() const {
+    return {rows(Dim::kStateSize), rows(Dim::kStateSize), rows(Dim::kGates)};
+  }
+
   // The shape of input, of states and of results.
   Shape rows(Dim last) const {
     return {Dim::kBatch, last};
@@ -65,6 +71,15 @@ struct BackwardArguments {
         field("weights", weights, {Dim::kGates, Dim::kFeatures}),
         field("old_h", old_h, rows(Dim::kStateSize)),
         field("output_mask", output_mask));
+  }
+
+  std::array<Shape, 5> results() const {
+    return {
+        rows(Dim::kInputFeatures),
+        {Dim::kGates, Dim::kFeatures},
+        {Dim::kGates},
+        rows(Dim::kStateSize),
+        rows(Dim::kStateSize)};
   }
 
   Shape rows(Dim last) const {

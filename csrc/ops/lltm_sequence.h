@@ -2,6 +2,8 @@
 
 #include "ops/lltm.h"
 
+#include <array>
+
 // The cell over whole sequences, as C++ functions. As those of lltm.h, each
 // call goes through the dispatcher.
 //
@@ -47,6 +49,10 @@ struct SequenceForwardArguments {
         field("resets", resets, rows(Dim::kNone), at::kBool));
   }
 
+  std::array<Shape, 3> results() const {
+    return {rows(Dim::kStateSize), rows(Dim::kStateSize), rows(Dim::kGates)};
+  }
+
   // The shape of input and of results.
   Shape rows(Dim last) const {
     return rows_of_sequence(batch_sizes.has_value(), last);
@@ -84,6 +90,16 @@ struct SequenceBackwardArguments {
         field("reverse", reverse),
         field("resets", resets, rows(Dim::kNone), at::kBool),
         field("output_mask", output_mask));
+  }
+
+  std::array<Shape, 5> results() const {
+    constexpr Shape state{Dim::kBatch, Dim::kStateSize};
+    return {
+        rows(Dim::kInputFeatures),
+        {Dim::kGates, Dim::kFeatures},
+        {Dim::kGates},
+        state,
+        state};
   }
 
   Shape rows(Dim last) const {

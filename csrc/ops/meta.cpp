@@ -5,6 +5,8 @@
 
 #include <torch/library.h>
 
+#include <tuple>
+
 // Meta: shapes only. Outputs are contiguous whatever the strides of the
 // arguments, as the kernels make them. They do not depend on the values of
 // batch_sizes, which a fake tensor does not have.
@@ -15,13 +17,12 @@ namespace {
 template <typename Arguments>
 ForwardWithGatesResult forward_with_gates_meta(const Arguments& a) {
   const auto sizes = check_arguments(a);
-  const auto empty_rows = [&](Dim columns) {
-    return a.input.new_empty_symint(sizes.of(a.rows(columns)));
-  };
-  return {
-      empty_rows(Dim::kStateSize),
-      empty_rows(Dim::kStateSize),
-      empty_rows(Dim::kGates)};
+  return std::apply(
+      [&](const auto&... shapes) {
+        return ForwardWithGatesResult{
+            a.input.new_empty_symint(sizes.of(shapes))...};
+      },
+      a.results());
 }
 
 template <typename Arguments>
@@ -32,17 +33,15 @@ ForwardResult forward_meta(const Arguments& arguments) {
 template <typename Arguments>
 BackwardResult backward_meta(const Arguments& a) {
   const auto sizes = check_arguments(a);
-  const auto empty_if_asked = [&](size_t i, const Shape& shape) {
-    return a.output_mask[i] ? a.input.new_empty_symint(sizes.of(shape))
-                            : at::Tensor();
+  auto asked = a.output_mask.begin();
+  const auto empty_if_asked = [&](const Shape& shape) {
+    return *asked++ ? a.input.new_empty_symint(sizes.of(shape)) : at::Tensor();
   };
-  constexpr Shape state{Dim::kBatch, Dim::kStateSize};
-  return {
-      empty_if_asked(0, a.rows(Dim::kInputFeatures)),
-      empty_if_asked(1, {Dim::kGates, Dim::kFeatures}),
-      empty_if_asked(2, {Dim::kGates}),
-      empty_if_asked(3, state),
-      empty_if_asked(4, state)};
+  return std::apply(
+      [&](const auto&... shapes) {
+        return BackwardResult{empty_if_asked(shapes)...};
+      },
+      a.results());
 }
 
 } // namespace

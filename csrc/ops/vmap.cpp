@@ -10,6 +10,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <array>
 #include <tuple>
 #include <type_traits>
 
@@ -69,16 +70,16 @@ class MappedBatch {
     return unfolded.reshape_symint(sizes);
   }
 
-  // Results have a row for each row of input; but of gradients only the first
-  // has, and the others are those of states.
-  template <typename... Results>
-  std::tuple<Results...> unfold(
-      const std::tuple<Results...>& results,
-      bool are_gradients) const {
+  template <typename Results, size_t count>
+  Results unfold(const Results& results, const std::array<Shape, count>& shapes)
+      const {
+    auto shape = shapes.begin();
+    const auto unfold_next = [&](const at::Tensor& tensor) {
+      return unfold(tensor, batch_dim(*shape++));
+    };
     return std::apply(
-        [&](const auto& first, const auto&... others) {
-          const auto dim = are_gradients ? 0 : dim_;
-          return std::tuple{unfold(first, dim_), unfold(others, dim)...};
+        [&](const auto&... tensors) {
+          return Results{unfold_next(tensors)...};
         },
         results);
   }
@@ -107,14 +108,19 @@ class MappedBatch {
   bool can_fold_ = false;
 };
 
-// Gradients of weights and bias are sums over the rows of one mapped call.
+// Gradients without a batch, as those of weights, are sums over the rows of one
+// mapped call.
 template <typename Arguments>
 bool wants_sums_over_rows(const Arguments& arguments) {
   if constexpr (kIsBackward<Arguments>) {
-    return arguments.output_mask[1] || arguments.output_mask[2];
-  } else {
-    return false;
+    const auto shapes = arguments.results();
+    for (size_t i = 0; i < shapes.size(); ++i) {
+      if (arguments.output_mask[i] && batch_dim(shapes[i]) < 0) {
+        return true;
+      }
+    }
   }
+  return false;
 }
 
 template <auto op, typename Arguments = ArgumentsOf<op>>
@@ -136,7 +142,7 @@ auto vmap_kernel(const Arguments& arguments) -> decltype(op(arguments)) {
       c10::DispatchKey::FuncTorchBatched);
   const auto results = call_with_mapped_tensors(
       arguments, [&](const auto& field) { return batch.fold(field); }, op);
-  return batch.unfold(results, kIsBackward<Arguments>);
+  return batch.unfold(results, arguments.results());
 }
 
 } // namespace

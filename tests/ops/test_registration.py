@@ -1,11 +1,13 @@
 """The operators as the dispatcher knows them: schemas, keys, and what opcheck asks of them."""
 
+import inspect
 import os
 
 import pytest
 import torch
 from common import (
     LAYOUTS,
+    SEQUENCE_KINDS,
     backward_inputs,
     each_device,
     each_dtype,
@@ -14,12 +16,14 @@ from common import (
     sample_inputs,
     sequence_backward_inputs,
     sequence_inputs,
+    sequence_reference,
 )
 from expecttest import assert_expected_inline
 from torch._subclasses import FakeTensorMode
 from torch.library import opcheck
 
 import lltm_ops
+from lltm_ops._step_by_step import run_step_by_step
 
 CELL_OPERATORS = {
     "forward": sample_inputs,
@@ -51,6 +55,41 @@ lltm::sequence_forward(Tensor input, Tensor weights, Tensor bias, Tensor h0, Ten
 lltm::_sequence_forward_with_gates(Tensor input, Tensor weights, Tensor bias, Tensor h0, Tensor c0, Tensor? batch_sizes=None, bool reverse=False, Tensor? resets=None) -> (Tensor output, Tensor cells, Tensor gates)
 lltm::sequence_backward(Tensor grad_output, Tensor grad_cells, Tensor output, Tensor cells, Tensor gates, Tensor input, Tensor weights, Tensor h0, Tensor? batch_sizes=None, bool reverse=False, Tensor? resets=None, bool[5] output_mask=[True, True, True, True, True]) -> (Tensor d_input, Tensor d_weights, Tensor d_bias, Tensor d_h0, Tensor d_c0)""",
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("forward", lltm_ops.forward),
+        ("forward", lltm_ops.reference),
+        ("backward", lltm_ops.backward),
+        ("sequence_forward", lltm_ops.sequence_forward),
+        ("sequence_forward", sequence_reference),
+        ("sequence_forward", run_step_by_step),
+        ("sequence_backward", lltm_ops.sequence_backward),
+    ],
+)
+def test_functions_begin_with_the_arguments_of_the_schema(name, function):
+    """Nothing else would notice an argument that step by step lacks, or a default of its own."""
+    schema = operator(name)._schema.arguments
+    parameters = list(inspect.signature(function).parameters.values())[: len(schema)]
+    assert [parameter.name for parameter in parameters] == [argument.name for argument in schema]
+    for parameter, argument in zip(parameters, schema, strict=True):
+        if parameter.default is not parameter.empty:
+            given, default = parameter.default, argument.default_value
+            assert given == (tuple(default) if isinstance(default, list) else default)
+
+
+@each_operator
+def test_some_inputs_of_the_tests_give_each_option(name):
+    """Another value than its default, with which whoever forgets the option computes, too."""
+    arguments = [a for a in operator(name)._schema.arguments if a.name != "output_mask"]
+    kinds = [{"kind": kind} for kind in SEQUENCE_KINDS] if name in SEQUENCE_OPERATORS else [{}]
+    calls = [OPERATORS[name](**kind) for kind in kinds]
+    for argument, *values in zip(arguments, *calls, strict=True):
+        assert any(
+            isinstance(value, torch.Tensor) or value != argument.default_value for value in values
+        ), argument.name
 
 
 @each_operator

@@ -21,16 +21,17 @@ from lltm_ops import _extension
 
 ROOT = Path(__file__).resolve().parents[2]
 
-ARGUMENTS = ("input", "weights", "bias", "old_h", "old_cell")
-BACKWARD_ARGUMENTS = (
-    "grad_h", "grad_cell", "new_cell", "gates", "input", "weights", "old_h",
-)  # fmt: skip
 
-SEQUENCE_ARGUMENTS = ("input", "weights", "bias", "h0", "c0", "batch_sizes", "reverse", "resets")
-SEQUENCE_BACKWARD_ARGUMENTS = (
-    "grad_output", "grad_cells", "output", "cells", "gates", "input", "weights", "h0",
-    "batch_sizes", "reverse", "resets",
-)  # fmt: skip
+def names_of(name: str) -> tuple[str, ...]:
+    """The arguments of an operator that inputs are made for: all but output_mask."""
+    arguments = getattr(torch.ops.lltm, name).default._schema.arguments
+    return tuple(a.name for a in arguments if a.name != "output_mask")
+
+
+ARGUMENTS = names_of("forward")
+BACKWARD_ARGUMENTS = names_of("backward")
+SEQUENCE_ARGUMENTS = names_of("sequence_forward")
+SEQUENCE_BACKWARD_ARGUMENTS = names_of("sequence_backward")
 
 # What make hands down to a make that it runs.
 OF_MAKE = ("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL")
@@ -123,7 +124,8 @@ def load_beside_library(name: str, *sources: str) -> None:
         name,
         [str(ROOT / "tests" / source) for source in sources],
         ROOT / "build" / "tests" / library.name / name,
-        extra_cflags=[f"-I{ROOT / 'tests'}"],
+        # The flag finds what it finds in the library, in code for CUDA that is compiled here.
+        extra_cflags=["-Werror=missing-field-initializers", f"-I{ROOT / 'tests'}"],
         extra_ldflags=[*folder, f"-l:{library.name}"],
     )
 

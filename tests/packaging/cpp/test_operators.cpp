@@ -7,7 +7,9 @@
 // Not torch/torch.h, which takes three times as long to compile.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Formatting.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/core/ivalue.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/elu.h>
@@ -19,6 +21,7 @@
 #include <c10/util/Exception.h>
 
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -137,6 +140,36 @@ void test_a_sequence() {
       a);
 }
 
+// Who leaves out an argument gets the default of the schema, as in Python.
+template <typename Arguments>
+void check_names_and_defaults(const Arguments& arguments) {
+  const auto& schema = c10::Dispatcher::singleton()
+                           .findSchemaOrThrow(arguments.kOperator, "")
+                           .schema();
+  auto argument = schema.arguments().begin();
+  const auto check = [&](const auto& field) {
+    TORCH_CHECK(argument->name() == field.name, *argument, " is ", field.name);
+    const auto& expected = argument->default_value();
+    TORCH_CHECK(
+        !expected || *expected == c10::IValue(field.value),
+        *argument,
+        " has another default in ",
+        arguments.kOperator);
+    ++argument;
+  };
+  std::apply(
+      [&](const auto&... fields) { (check(fields), ...); }, arguments.fields());
+}
+
+void test_structs_have_the_names_and_defaults_of_the_schemas() {
+  const Tensor t;
+  check_names_and_defaults(lltm::ForwardArguments{t, t, t, t, t});
+  check_names_and_defaults(lltm::BackwardArguments{t, t, t, t, t, t, t});
+  check_names_and_defaults(lltm::SequenceForwardArguments{t, t, t, t, t});
+  check_names_and_defaults(
+      lltm::SequenceBackwardArguments{t, t, t, t, t, t, t, t});
+}
+
 void test_an_error_is_one_sentence() {
   auto a = arguments({3}, 3);
   try {
@@ -160,6 +193,7 @@ int main() {
   test_a_step();
   test_backward_computes_what_is_asked_for();
   test_a_sequence();
+  test_structs_have_the_names_and_defaults_of_the_schemas();
   test_an_error_is_one_sentence();
   return 0;
 }
