@@ -152,7 +152,7 @@ cuda-check:  ## build with CUDA against torch 2.11, check that the kernels are t
 wheel: $(VENV)/.torch  ## build sdist and wheel for the torch at hand into dist/, audit the wheel, test it as compat does
 	rm -f dist/*.tar.gz dist/*-abi3-*
 	$(VENV)/bin/python -m pip install --quiet build abi3audit
-	$(VENV)/bin/python -m build --no-isolation
+	$(VENV)/bin/python -m build --no-isolation | $(COMPILED)
 	$(VENV)/bin/abi3audit --strict dist/*-abi3-*
 	$(MAKE) test-wheel VENV=.venv-wheel WHEEL="$$(echo dist/*-abi3-*)"
 

@@ -168,6 +168,8 @@ def load_just_in_time(verbose: bool = False) -> None:
         )
     from torch.utils import cpp_extension
 
+    from lltm_ops._version import __version__
+
     try:
         cuda = builds_cuda()
         args = compile_args(cuda)
@@ -176,7 +178,8 @@ def load_just_in_time(verbose: bool = False) -> None:
         build_and_load(
             name,
             [str(ROOT / source) for source in sources(cuda)],
-            Path(root) / name,
+            # The files of a later version, unpacked over this one, may be older than the objects.
+            Path(root) / f"{name}_{__version__}",
             extra_cflags=args["cxx"],
             extra_cuda_cflags=args["nvcc"],
             with_cuda=cuda,

@@ -168,7 +168,8 @@ def test_builds_just_in_time(tmp_path):
 
     The lock of a build that was killed lies there already.
     """
-    directory = tmp_path / "build" / "debug" / f"lltm_ops{_extension.library_name(cuda=False)}"
+    name = f"lltm_ops{_extension.library_name(cuda=False)}_{lltm_ops.__version__}"
+    directory = tmp_path / "build" / "debug" / name
     directory.mkdir(parents=True)
     (directory / "lock").touch()
     code = """
@@ -360,6 +361,18 @@ def test_just_in_time_without_sources(package_without_library):
         "checkout, or unset it",
         output,
     )
+
+
+def test_just_in_time_an_upgrade_takes_no_object_of_the_version_before(monkeypatch):
+    """Unpacking sets times back, and ninja goes by times."""
+    folders = []
+    monkeypatch.setattr(
+        _extension, "build_and_load", lambda _, __, folder, **options: folders.append(folder)
+    )
+    for version in ("1.0", "1.0", "1.1"):
+        monkeypatch.setattr("lltm_ops._version.__version__", version)
+        _extension.load_just_in_time()
+    assert folders[0] == folders[1] != folders[2]
 
 
 @pytest.mark.parametrize(
