@@ -150,11 +150,11 @@ cuda-check:  ## build with CUDA against torch 2.11, check that the kernels are t
 	FORCE_CUDA=1 $(MAKE) test VENV=.venv-cuda TORCH=torch==$(firstword $(TORCHES))
 
 wheel: $(VENV)/.torch  ## build sdist and wheel for the torch at hand into dist/, audit the wheel, test it as compat does
-	rm -rf dist
+	rm -f dist/*.tar.gz dist/*-abi3-*
 	$(VENV)/bin/python -m pip install --quiet build abi3audit
-	$(VENV)/bin/python -m build --no-isolation
-	$(VENV)/bin/abi3audit --strict dist/*.whl
-	$(MAKE) test-wheel VENV=.venv-wheel WHEEL="$$(echo dist/*.whl)"
+	$(VENV)/bin/python -m build --no-isolation | $(COMPILED)
+	$(VENV)/bin/abi3audit --strict dist/*-abi3-*
+	$(MAKE) test-wheel VENV=.venv-wheel WHEEL="$$(echo dist/*-abi3-*)"
 
 # The disk has to hold only one torch at a time, and pip's cache none.
 wheels compat: export PIP_NO_CACHE_DIR := 1

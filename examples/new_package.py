@@ -165,7 +165,8 @@ def main(arguments: list[str] | None = None) -> None:
     given = options.output or f"../{name}"
     try:
         output = Path(given).expanduser().resolve()
-        create(name, output, abi, options.author or author())
+        signed = options.author or author()
+        create(name, output, abi, signed)
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or error
         parser.exit(2, f"error: OUTPUT={given} cannot be written: {reason}\n")
@@ -178,6 +179,8 @@ def main(arguments: list[str] | None = None) -> None:
         "  python -m pytest\n\n"
         "docs/start_your_own.md says what to change first."
     )
+    if signed is None:
+        print("No author was found: replace Your Name in pyproject.toml.")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ DEFAULT_CUDA_ARCHITECTURES = "8.0;9.0+PTX"
 
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
+SCHEMAS = CSRC / "ops" / "lltm.cpp"
 
 
 def torch_minor() -> str:
@@ -42,6 +43,11 @@ def find_library() -> Path | None:
     names = dict.fromkeys(library_name(cuda) for cuda in (True, False))
     found = (path for name in names for path in Path(__file__).parent.glob(f"{name}.*so"))
     return next(found, None)
+
+
+def has_sources() -> bool:
+    """Whether this is a checkout. Another package may have put a csrc into site-packages."""
+    return SCHEMAS.is_file()
 
 
 def flag(name: str) -> bool:
@@ -153,28 +159,37 @@ def load_just_in_time(verbose: bool = False) -> None:
         verbose: print ninja's output.
 
     Raises:
-        ImportError: if the package was installed, which leaves the sources behind.
+        ImportError: if the package was installed, which leaves the sources behind, or if something
+            that the build needs is missing.
     """
-    from torch.utils import cpp_extension
-
-    if not CSRC.is_dir():
+    if not has_sources():
         raise ImportError(
             "lltm_ops: LLTM_OPS_JIT=1 compiles the C++ sources of a checkout, but this package was "
-            f"installed without them (there is no {CSRC}): start Python in a checkout, or unset it"
+            f"installed without them (there is no {SCHEMAS}): start Python in a checkout, or unset "
+            "it"
         )
-    cuda = builds_cuda()
-    args = compile_args(cuda)
-    name = f"lltm_ops{library_name(cuda)}"
-    root = os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root()
-    build_and_load(
-        name,
-        [str(ROOT / source) for source in sources(cuda)],
-        Path(root) / name,
-        extra_cflags=args["cxx"],
-        extra_cuda_cflags=args["nvcc"],
-        with_cuda=cuda,
-        verbose=verbose,
-    )
+    from torch.utils import cpp_extension
+
+    from lltm_ops._version import __version__
+
+    try:
+        cuda = builds_cuda()
+        args = compile_args(cuda)
+        name = f"lltm_ops{library_name(cuda)}"
+        root = os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root()
+        build_and_load(
+            name,
+            [str(ROOT / source) for source in sources(cuda)],
+            # The files of a later version, unpacked over this one, may be older than the objects.
+            Path(root) / f"{name}_{__version__}",
+            extra_cflags=args["cxx"],
+            extra_cuda_cflags=args["nvcc"],
+            with_cuda=cuda,
+            verbose=verbose,
+        )
+    except (OSError, RuntimeError) as error:
+        reason = str(error).removeprefix("lltm_ops: ")
+        raise ImportError(f"lltm_ops: LLTM_OPS_JIT=1 did not build a library: {reason}") from error
 
 
 def build_and_load(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ _REBUILD = (
 # The folder of a checkout hides an installed package from a Python that is started beside it.
 _BUILD_HERE = (
     "this is a checkout, so either build here with `python setup.py build_ext --inplace`, or "
-    "install the package and start Python in another folder"
+    "install the package and start Python in another folder, without this one on PYTHONPATH"
 )
 
 
@@ -38,11 +39,26 @@ def _others(package: Path) -> str:
     return f"those for torch {', '.join(found)}" if variants else "none"
 
 
+def _missing_bytes(library: Path) -> int:
+    """How many a full disk or a download that was cut has left out: mapping them ends the process.
+
+    The table of sections is the last that a linker writes.
+    """
+    with library.open("rb") as file:
+        header = file.read(64)
+        size = file.seek(0, 2)
+    if len(header) < 64 or header[:5] != b"\x7fELF\x02":
+        return 0  # the linker says what else it is
+    table, bytes_of_one, count = struct.unpack_from("=Q10xHH", header, 40)
+    return max(0, int(table + bytes_of_one * count - size))
+
+
 def load() -> Any:
     """Makes ``torch.ops.lltm`` live, unless it is already, and returns it.
 
     Raises:
-        ImportError: if there is no library for the running torch, or it does not load.
+        ImportError: if there is no library for the running torch, or it does not load, or has no
+            operators.
     """
     if _is_loaded():
         return torch.ops.lltm
@@ -55,17 +71,21 @@ def load() -> Any:
         raise ImportError(
             f"lltm_ops: expected a library built for torch {torch.__version__} in {package}, "
             f"but got {_others(package)}: "
-            f"{_BUILD_HERE if _extension.CSRC.is_dir() else _REBUILD}"
+            f"{_BUILD_HERE if _extension.has_sources() else _REBUILD}"
         )
+    cause, reason = None, "it has no torch.ops.lltm.forward"
     try:
+        if missing := _missing_bytes(library):
+            raise OSError(f"its last {missing} bytes are missing")
         torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
     except OSError as error:
         # torch keeps the linker's own words ("undefined symbol") in the cause.
-        reason = error.__cause__ or error
+        cause, reason = error, str(error.__cause__ or error)
+    if not _is_loaded():
         raise ImportError(
             f"lltm_ops: {library} does not load with torch {torch.__version__} ({reason}): "
             f"{_REBUILD}"
-        ) from error
+        ) from cause
     return torch.ops.lltm
 
 

@@ -151,6 +151,19 @@ def test_wheels_go_on_where_they_were_cut_with_one_torch_at_a_time(project):
     assert fetched_or_built() == (0, [pack])
 
 
+def test_the_wheel_for_one_torch_replaces_its_own_kind_alone(project):
+    for folder in ("dist", "tests"):
+        (project / folder).mkdir()
+    for_all, before = (
+        project / "dist" / f"a-{tags}.whl" for tags in ("py3-none-x", "cp310-abi3-x")
+    )
+    for_all.touch()
+    before.touch()
+    status, calls = make(project, "wheel")
+    assert status == 0 and "-m build --no-isolation" in calls
+    assert for_all.exists() and not before.exists()
+
+
 def test_a_silent_command_is_said_to_go_on():
     command = "echo first; printf part; sleep 11; echo done; printf last"
     said = subprocess.run(

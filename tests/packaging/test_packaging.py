@@ -132,6 +132,28 @@ print(next(line.split()[-1] for line in open("/proc/self/maps") if "_C_torch" in
         assert run(code, tmp_path) == (0, f"{package}/_C_torch{major}_{number}_cpu.abi3.so\n")
 
 
+@pytest.mark.parametrize("compiler", [CXX, "aarch64-linux-gnu-g++"])
+def test_a_library_of_make_wheels_needs_no_glibc_after_2_28(compiler, tmp_path):
+    """This compiler's own may be later: 2.29 has another exp, and 2.32 what shared_ptr asks for."""
+    if shutil.which(compiler) is None:
+        pytest.skip(f"no {compiler}")
+    code = """
+#include <cmath>
+#include <memory>
+double grow(double x) { return std::exp(x); }
+std::shared_ptr<int> share(std::shared_ptr<int> x) { return x; }
+"""
+    (tmp_path / "library.cpp").write_text(code)
+    command = [compiler, "-shared", "-s", "-O2", "-fPIC", tmp_path / "library.cpp"]
+    library = tmp_path / "library.so"
+    subprocess.run([*command, "tools/glibc_2_28.cpp", "-o", library], cwd=ROOT, check=True)
+    symbols = subprocess.run(
+        ["readelf", "--dyn-syms", "--wide", library], check=True, capture_output=True, text=True
+    ).stdout
+    versions = {tuple(map(int, v.split("."))) for v in re.findall(r"@GLIBC_([\d.]+)", symbols)}
+    assert versions and max(versions) <= (2, 28)
+
+
 def test_metadata_without_a_warning(tmp_path):
     command = [sys.executable, "-W", "error", "setup.py", "--quiet", "egg_info"]
     result = subprocess.run(
@@ -146,7 +168,8 @@ def test_builds_just_in_time(tmp_path):
 
     The lock of a build that was killed lies there already.
     """
-    directory = tmp_path / "build" / "debug" / f"lltm_ops{_extension.library_name(cuda=False)}"
+    name = f"lltm_ops{_extension.library_name(cuda=False)}_{lltm_ops.__version__}"
+    directory = tmp_path / "build" / "debug" / name
     directory.mkdir(parents=True)
     (directory / "lock").touch()
     code = """
@@ -263,11 +286,23 @@ def test_which_library_is_taken(monkeypatch, tmp_path, cuda, found):
 
 
 def test_in_a_checkout_that_was_not_built(package_without_library):
-    """It hides an installed package from a Python started there: say so."""
-    (package_without_library / "csrc").mkdir()
+    """It hides an installed package from a Python started there, or with it on PYTHONPATH."""
+    schemas = package_without_library / _extension.SCHEMAS.relative_to(ROOT)
+    schemas.parent.mkdir(parents=True)
+    schemas.touch()
     status, output = run("import lltm_ops", package_without_library)
     assert status == 1
     assert "but got none: this is a checkout, so either build here with" in output
+
+
+def test_a_csrc_of_another_package_is_no_checkout(package_without_library):
+    (package_without_library / "csrc").mkdir()
+    for words, variables in (
+        ("got none: build it with `pip install", {}),
+        ("installed without them", {"LLTM_OPS_JIT": "1"}),
+    ):
+        status, output = run("import lltm_ops", package_without_library, **variables)
+        assert status == 1 and words in output
 
 
 def test_ninja_beside_python_is_found(monkeypatch):
@@ -276,18 +311,44 @@ def test_ninja_beside_python_is_found(monkeypatch):
     assert os.environ["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
 
 
-def test_a_library_that_does_not_load(package_without_library):
-    """An upgrade of torch may do this: a symbol that the library needs is gone."""
-    broken = package_without_library / "lltm_ops" / LIBRARY.name
-    code = "int gone_from_torch(void); int call(void) { return gone_from_torch(); }"
-    compiler = [CXX, "-shared", "-fPIC", "-x", "c", "-", "-o", str(broken)]
-    subprocess.run(compiler, input=code, text=True, check=True)
+def compiled(code):
+    def write(library):
+        command = [CXX, "-shared", "-fPIC", "-x", "c", "-", "-o", library]
+        subprocess.run(command, input=code, text=True, check=True)
+
+    return write
+
+
+def cut(size):
+    return lambda library: library.write_bytes(LIBRARY.read_bytes()[:size])
+
+
+@pytest.mark.parametrize(
+    ("write", "reason"),
+    [
+        # An upgrade of torch may do this.
+        (
+            compiled("int gone_from_torch(void); int call(void) { return gone_from_torch(); }"),
+            r".*undefined symbol: gone_from_torch",
+        ),
+        (compiled("int x;"), r"it has no torch\.ops\.lltm\.forward"),
+        # Mapped, it would end the process.
+        (cut(500_000), r"its last \d+ bytes are missing"),
+        (cut(-1), r"its last 1 bytes are missing"),
+        (cut(10), r".*file too short"),
+        (lambda library: library.write_text("no library " * 10), r".*invalid ELF header"),
+        (Path.mkdir, r".*Is a directory: .*"),
+    ],
+    ids=["symbol", "empty", "cut", "one byte", "ten bytes", "text", "folder"],
+)
+def test_a_library_that_does_not_load(package_without_library, write, reason):
+    write(package_without_library / "lltm_ops" / LIBRARY.name)
     status, output = run("import lltm_ops", package_without_library)
     assert status == 1
     assert re.search(
-        r"ImportError: lltm_ops: \S+ does not load with torch \S+ \(.*undefined symbol: "
-        r"gone_from_torch\): build it with",
+        rf"^ImportError: lltm_ops: \S+ does not load with torch \S+ \({reason}\): build it with",
         output,
+        re.MULTILINE,
     ), output
 
 
@@ -296,9 +357,45 @@ def test_just_in_time_without_sources(package_without_library):
     assert status == 1
     assert re.search(
         r"ImportError: lltm_ops: LLTM_OPS_JIT=1 compiles the C\+\+ sources of a checkout, but .* "
-        rf"\(there is no {package_without_library}/csrc\): start Python in a checkout, or unset it",
+        rf"\(there is no {package_without_library}/csrc/ops/lltm.cpp\): start Python in a "
+        "checkout, or unset it",
         output,
     )
+
+
+def test_just_in_time_an_upgrade_takes_no_object_of_the_version_before(monkeypatch):
+    """Unpacking sets times back, and ninja goes by times."""
+    folders = []
+    monkeypatch.setattr(
+        _extension, "build_and_load", lambda _, __, folder, **options: folders.append(folder)
+    )
+    for version in ("1.0", "1.0", "1.1"):
+        monkeypatch.setattr("lltm_ops._version.__version__", version)
+        _extension.load_just_in_time()
+    assert folders[0] == folders[1] != folders[2]
+
+
+@pytest.mark.parametrize(
+    ("variables", "reason"),
+    [
+        ({"PATH": "{folder}"}, r"Ninja is required to load C\+\+ extensions .*"),
+        ({"CXX": "no-such-compiler"}, r"Error building extension .*"),
+        ({"TORCH_EXTENSIONS_DIR": "/dev/null/no"}, r".*Not a directory: '/dev/null/no.*"),
+        ({"FORCE_CUDA": "1", "FORCE_CPU": "1"}, r"FORCE_CUDA=1, but FORCE_CPU=1 too: .*"),
+    ],
+    ids=["ninja", "compiler", "cache", "cuda"],
+)
+def test_just_in_time_without_what_it_needs(package_without_library, variables, reason):
+    (package_without_library / "csrc").symlink_to(ROOT / "csrc")
+    # An environment without ninja, if PATH has none either.
+    code = "import sys; sys.executable = '/none/bin/python'; import lltm_ops"
+    folder = package_without_library
+    options = {"LLTM_OPS_JIT": "1", "TORCH_EXTENSIONS_DIR": str(folder / "cache"), **CPU_ONLY}
+    options |= {name: value.format(folder=folder) for name, value in variables.items()}
+    status, output = run(code, folder, **options)
+    assert status == 1
+    sentence = rf"^ImportError: lltm_ops: LLTM_OPS_JIT=1 did not build a library: {reason}$"
+    assert re.search(sentence, output, re.MULTILINE), output
 
 
 def test_definitions_with_quotes_reach_the_compiler_just_in_time(monkeypatch, tmp_path):
@@ -337,6 +434,31 @@ def test_setup_with_old_setuptools_says_so():
     assert status == 1
     assert output.startswith("lltm_ops: expected setuptools 77 or later")
     assert output.endswith("but got 66.1.1: run `python -m pip install 'setuptools>=77'`\n")
+
+
+def test_a_build_without_cuda_removes_the_library_that_would_be_loaded_instead(
+    package_without_library,
+):
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, package_without_library)
+    package = package_without_library / "lltm_ops"
+    minor = _extension.torch_minor().replace(".", "_")
+    cpu, cuda, other = (
+        package / f"_C_torch{version}.abi3.so"
+        for version in (f"{minor}_cpu", f"{minor}_cu13", "2_9_cu13")
+    )
+    cuda.touch()
+    other.touch()
+    code = f"""
+import pathlib, runpy, sys, torch
+from torch.utils import cpp_extension
+torch.version.cuda = "13.0"
+cpp_extension.BuildExtension.run = lambda self: pathlib.Path({str(cpu)!r}).touch()
+sys.argv = ["setup.py", "--quiet", "build_ext", "--inplace"]
+runpy.run_path("setup.py", run_name="__main__")"""
+    status, output = run(code, package_without_library, **CPU_ONLY)
+    assert status == 0, output
+    assert set(package.glob("*.so")) == {cpu, other}
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has CUDA")

@@ -463,6 +463,15 @@ def test_make_new_without_a_name_says_so():
     assert result.stderr.startswith("error: NAME is missing: make new NAME=my_ops OUTPUT=../my_ops")
 
 
+def test_without_an_author_it_says_where_to_write_one(new_package, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(new_package, "author", lambda: None)
+    sentence = "No author was found: replace Your Name in pyproject.toml.\n"
+    new_package.main([f"--name={NAME}", f"--output={tmp_path / 'unsigned'}"])
+    assert capsys.readouterr().out.endswith(sentence)
+    new_package.main([f"--name={NAME}", f"--output={tmp_path / 'signed'}", f"--author={AUTHOR}"])
+    assert sentence not in capsys.readouterr().out
+
+
 def test_output_is_beside_the_checkout_unless_given(new_package, tmp_path, monkeypatch, capsys):
     (tmp_path / "checkout").mkdir()
     monkeypatch.chdir(tmp_path / "checkout")
