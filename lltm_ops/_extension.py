@@ -100,8 +100,9 @@ def compile_args(cuda: bool) -> dict[str, list[str]]:
     cxx = [
         *(["-O0", "-g"] if debug else ["-O3", "-g0"]),
         "-Wall",
-        # A forgotten member of a struct would be 0, or a null pointer: "not wanted".
-        "-Werror=missing-field-initializers",
+        # A forgotten member of a struct would be 0, or a null pointer: "not wanted". It is an error
+        # in CI alone, because the headers of another torch might warn, too.
+        "-Wmissing-field-initializers",
         # gcc 14 warns of a correct std::vector<bool> in PyTorch's headers.
         "-Wno-array-bounds",
         "-Wno-stringop-overflow",
