@@ -236,7 +236,7 @@ def test_pytest_names_what_runs_for_long(tmp_path):
     for name in ("conftest.py", "support/poison.py"):
         shutil.copy(ROOT / "tests" / name, tmp_path)
     (tmp_path / "test_long.py").write_text("import time\ndef test(): time.sleep(11)\n")
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n1"]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n1", "--rootdir=."]
     said = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
     assert re.search(r"^test_long.py::test has run for \d+ s$", said, re.MULTILINE)
 
