@@ -291,7 +291,7 @@ class LLTM(nn.Module):
             if sorted_indices is not None:
                 self._check_state(hx, [sorted_indices.size(0)])
             hx = permuted(hx, sorted_indices)
-        results = self.forward(data, hx, resets, batch_sizes)
+        results = self.forward(data, hx, resets, batch_sizes)  # as rows, beside batch_sizes
         packed = [PackedSequence(rows, *input[1:]) for rows in (results[0], *results[2:])]
         return packed[0], permuted(results[1], unsorted_indices), *packed[1:]
 
@@ -373,7 +373,7 @@ class LLTM(nn.Module):
             if batch_sizes is None:
                 self._check_state(hx, [input.size(1)])
             else:
-                # The operator compares it with batch_sizes, whose values a compiler has not.
+                # The kernels compare it with batch_sizes, whose values a compiler has not.
                 batch = hx[0].size(1) if hx[0].dim() == 3 else 0
                 self._check_state(hx, [batch], batch_is_known=False)
             return hx

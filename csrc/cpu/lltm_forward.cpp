@@ -140,7 +140,8 @@ class Forward {
     return rest + 3 * units_ * rows;
   }
 
-  // The products of a panel, among those of a block.
+  // The products of a panel. Those of a block are first the rest's, [rest_rows,
+  // 3, ld_rest], then each panel's, [3 * units, width].
   opmath_t* products_of(
       int64_t panel,
       const Block& block,
@@ -222,7 +223,7 @@ class Forward {
     for (auto panel = block.first_panel; panel < block.end_panel; ++panel) {
       const Matrix<opmath_t> products_of_panel{
           products_of(panel, block, units, products), batch_.width(panel)};
-      gemm<gemm_t>(
+      gemm<gemm_t>( // in float32 by oneDNN with AVX-512, else by the tile
           batch_.method(),
           {.M = gates * units,
            .N = batch_.width(panel),
@@ -233,7 +234,7 @@ class Forward {
            .accumulate = k > 0,
            .all_rows = 3 * a_.sizes.state_size});
     }
-    if constexpr (kPairs == 1) {
+    if constexpr (kPairs == 1) { // pairs leave no rest
       for (int64_t i = 0; block.has_rest && i < gates; ++i) {
         dot<gemm_t>(
             {.M = batch_.rest_rows(),
@@ -257,6 +258,7 @@ class Forward {
     const auto width = batch_.width(panel);
     for (int64_t row = 0; row < batch_.rows(panel); row += kVector) {
       const auto size = std::min(kVector, batch_.rows(panel) - row);
+      // From [units, rows] of each gate to [rows, 3 * units].
       for (int64_t gate = 0; gate < 3; ++gate) {
         vectorized<PackTransposed<opmath_t, opmath_t>>()(
             {.from = {products + gate * units * width + row, width},

@@ -52,7 +52,7 @@ auto autograd_kernel(const Arguments& arguments) {
     return recorded(arguments);
   }
   const at::AutoDispatchBelowADInplaceOrView guard;
-  return op(arguments);
+  return op(arguments); // through the dispatcher again, below autograd
 }
 
 // Refuses a tensor that requires a gradient and has no derivative. Only the
@@ -223,13 +223,13 @@ struct ForwardFunction : torch::autograd::Function<Node> {
       const variable_list& grads) {
     auto tensors = ctx->get_saved_variables();
     for (size_t i = 0; i < 2; ++i) {
-      // Nothing arrives for an output that nobody used. The third tensor is an
-      // output.
+      // Nothing arrives for an output that nobody used. The third tensor is
+      // one: new_cell, or output.
       tensors[i] = grads[i].defined() ? grads[i] : at::zeros_like(tensors[2]);
     }
     OutputMask output_mask{};
     for (size_t i = 0; i < output_mask.size(); ++i) {
-      output_mask[i] = ctx->needs_input_grad(i);
+      output_mask[i] = ctx->needs_input_grad(i); // it counts tensors only
     }
     const auto arguments =
         saved_arguments<typename Op::Backward>(ctx, tensors, output_mask);

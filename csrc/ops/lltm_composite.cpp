@@ -175,7 +175,7 @@ std::pair<at::Tensor, at::Tensor> gate_gradients(
   const auto slopes = at::cat(
       {input_gate * (1 - input_gate),
        output_gate * (1 - output_gate),
-       at::where(candidate > 0, 1, candidate + 1)},
+       at::where(candidate >= 0, 1, candidate + 1)},
       1);
   auto d_gates =
       slopes * (grad_gates.defined() ? d_activated + grad_gates : d_activated);

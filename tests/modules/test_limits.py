@@ -1,5 +1,7 @@
 """The limits of docs/limits.md that no other test shows: one that is gone needs no row there."""
 
+import functools
+
 import pytest
 import torch
 from common import needs_torchscript
@@ -106,6 +108,15 @@ def test_a_compiled_graph_has_no_second_derivative(layer):
     (gradient,) = torch.autograd.grad(output.square().sum(), input, create_graph=True)
     with pytest.raises(RuntimeError, match="double backward"):
         gradient.sum().backward()
+
+
+def test_compiled_autograd_has_no_second_derivative(layer):
+    input = torch.randn(7, 3, 5, requires_grad=True)
+    compiler = functools.partial(torch.compile, backend="eager")
+    with torch._dynamo.compiled_autograd._enable(compiler):
+        (gradient,) = torch.autograd.grad(layer(input)[0].sum(), input, create_graph=True)
+        with pytest.raises(RuntimeError, match="while holding the GIL"):
+            gradient.square().sum().backward()
 
 
 def test_a_packed_sequence_without_a_state_breaks_the_graph(layer):

@@ -122,6 +122,20 @@ def test_derivative_of_elu(device, value):
     assert_matches_float64(d_bias, exact)
 
 
+@each_operator
+def test_second_derivative_of_elu_at_zero(operator):
+    """Padding makes candidates of exactly zero. Autograd and torch.func agree there."""
+    op = operator.forward
+    inputs = [torch.zeros_like(tensor) for tensor in operator.inputs(dtype=torch.float64)[:5]]
+    options = operator.inputs(dtype=torch.float64)[5:]
+
+    def loss(bias):
+        return sum(output.sum() for output in op(*inputs[:2], bias, *inputs[3:], *options))
+
+    ours = torch.autograd.functional.hessian(loss, inputs[2])
+    torch.testing.assert_close(ours, torch.func.hessian(loss)(inputs[2]))
+
+
 @each_device
 @each_operator
 @pytest.mark.parametrize("used", [0, 1], ids=["h", "cell state"])

@@ -11,7 +11,8 @@
 #include <type_traits>
 
 // Products of blocks, on the calling thread: by the tile, or by the
-// microkernels that oneDNN generates inside libtorch.
+// microkernels that oneDNN generates inside libtorch. gemm_t is the type of the
+// operands: scalar_t where the processor multiplies it, else opmath_t.
 namespace lltm {
 
 // The columns of B in a vector of the microkernel. Packed panels of B are

@@ -183,6 +183,7 @@ struct Multiply {
       }
     }
 
+    // in_tiles() calls this with the rows of each tile.
     template <int64_t kRows>
     C10_ALWAYS_INLINE void rows(int64_t row) const {
       fetch(row, kRows);
