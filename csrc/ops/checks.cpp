@@ -175,7 +175,8 @@ void Sizes::check(const Field<at::Tensor>& argument) {
               " = ",
               c10::SymIntArrayRef(of(argument.shape))),
           sizes));
-  // Where it is symbolic, the size of a tensor is shorter than rows / 3.
+  // Results take these sizes. A symbol of a tensor is simpler than the symbol
+  // of weights divided by 3.
   for (size_t i = 0; i < sizes.size(); ++i) {
     sizes_[static_cast<size_t>(argument.shape[i])] = sizes[i];
   }

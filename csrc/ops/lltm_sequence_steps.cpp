@@ -19,9 +19,8 @@ void check_number_of_steps(const char* op, int64_t steps) {
       expected(op, c10::str("at most ", kMost, " steps"), steps));
 }
 
-// Where the values of batch_sizes lie; null where they have no place.
-// torch.func wraps every argument of an operator, those too that have no
-// derivatives: what it wraps has no storage.
+// Returns null if batch_sizes has no storage. torch.func wraps every argument
+// of an operator, even one that has no derivative, and a wrapper has none.
 const int64_t* data_of(const char* op, const at::Tensor& batch_sizes) {
   if (!batch_sizes.has_storage()) {
     return nullptr;

@@ -86,7 +86,7 @@ def test_runs_on_the_current_stream(operator, dtype_of_way):
 
 @pytest.mark.parametrize("operator", [CELL, PADDED], ids=str)
 def test_two_streams_at_once(operator, dtype_of_way):
-    """Of the recurrence, two grids that each want to run whole."""
+    """Each of two grids of the recurrence needs all its blocks to run at once."""
     inputs = operator.inputs("cuda", dtype_of_way, (200, 64, 32, 512))
     expected = operator.forward(*inputs)
     torch.cuda.synchronize()

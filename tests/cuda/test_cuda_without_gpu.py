@@ -135,7 +135,8 @@ def test_the_grid_of_the_recurrence(on_host, processors, kilobytes, tiles):
     on_host.sequence_forward_with_gates(*forward_inputs)
     forward = on_host.launches()[-1]
     blocks = -(-batch // (8 * tiles)) * units // 16
-    # Of two steps: for 8 warps and each tile, 16 units by 8 rows, each row in 10 numbers.
+    # A block keeps the sums of two steps. Each of its 8 warps has 16 units for each tile, and a
+    # unit takes 10 numbers.
     sums = 2 * tiles * 8 * 16 * 10 * 4
     assert backward[:2] == [blocks, sums]
     assert forward[:2] == [blocks, 3 * sums]

@@ -31,7 +31,7 @@ def layer():
 
 
 INPUT = torch.randn(6, 3, 5)
-# Of two layers in two directions.
+# Two layers in two directions call each operator four times.
 FORWARD_AND_BACKWARD = ["lltm._sequence_forward_with_gates.default"] * 4 + [
     "lltm.sequence_backward.default"
 ] * 4

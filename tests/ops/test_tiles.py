@@ -10,14 +10,18 @@ import pytest
 import torch
 from common import each_dtype
 
-# Each tile of up to 24 rows, and the first beyond; beside 16 rows side by side, and panels of 64.
+# Tiles have up to 24 rows, so the list has each of these and two more. It also has the neighbours
+# of 32 and 48 rows, and those of panels of 64.
 ROWS = [*range(1, 27), 31, 33, 47, 48, 49, 63, 64, 65, 130]
-# Of one vector and a part of it, of three, four and six; beside blocks of 48 and of 128 units.
+# A vector has up to 16 units. The list has each part of a vector, the neighbours of two to six
+# vectors, and those of blocks of 48 and 128 units.
 UNITS = [*range(1, 18), 23, 24, 25, 31, 32, 33, 47, 48, 49, 63, 64, 65, 95, 96, 97, 127, 128, 129]
-# Pairs and odd ones; beside 64 that are few, and chains and copies of 128, 256, 512 and 2048.
+# bfloat16 multiplies pairs of terms, so the list has even and odd numbers. Up to 64 terms are
+# few. Chains and copies have 128, 256, 512 and 2048 terms.
 TERMS = [*range(6, 15), 63, 64, 65, 66, 127, 128, 129, 255, 256, 257, 383, 385, 511, 512, 513]
 TERMS += [530, 2047, 2048, 2049]
-# One chain for each term, or for each other; as they lie, or copied; with a fetch ahead.
+# The number of rows decides how many chains there are, whether weights are copied, and whether
+# rows are fetched ahead.
 FEW_AND_MANY_ROWS = [1, 2, 5, 25, 70]
 
 

@@ -18,7 +18,7 @@ MOST = {
     "a step forward": (29, 3200),
     "a sequence forward": (37, 4480),
 }
-# Where a reader begins: what runs on the CPU, and the file with the schemas.
+# A reader begins with the file of the CPU's kernel and the file of the schemas.
 READ = {
     "a step forward": ("cpu/lltm_forward.cpp", "ops/lltm.cpp"),
     "a sequence forward": ("cpu/lltm_sequence_forward.cpp", "ops/lltm_sequence.cpp"),

@@ -271,7 +271,7 @@ def layer(
     return module_call(module, requires_grad, call, [input, *states, batch_sizes])
 
 
-# Of inputs of the operator: what is called, and with what.
+# Each function turns an operator's inputs into a call: what to call, and with which arguments.
 OPERATORS: dict[str, Callable[[list[Any], bool], tuple[Operator, list[Any]]]] = {
     "cell": lambda inputs, _: (lltm_ops.forward, inputs),
     "sequence": lambda inputs, _: (lltm_ops.sequence_forward, inputs),
