@@ -99,7 +99,7 @@ extra-docs: $(BUILT)
 fuzz: $(BUILT)  ## random calls on every path of the CPU against a float64 reference; FUZZ_ARGS=--help
 	$(PYTHON) -m tests.tools.fuzz $(FUZZ_ARGS)
 
-mutants: $(BUILT)  ## plant faults into a copy of the sources, and see that make fuzz finds each; MUTANTS_ARGS=--help
+mutants: $(BUILT)  ## plant faults into a copy of the sources, and see that the fuzzer or a test finds each; MUTANTS_ARGS=--help
 	$(PYTHON) -m tests.tools.fuzz.mutants $(MUTANTS_ARGS)
 
 bench: $(BUILT)  ## time cell and layer beside PyTorch's own, and the machine's limits; BENCH_ARGS=--help

@@ -65,6 +65,7 @@ struct HostDevice {
       int64_t rows,
       int64_t columns,
       const Body& body) {
+    TORCH_CHECK(grid.rows <= 65535, "a GPU refuses a grid of so many rows");
     launches.push_back({int64_t(grid.rows) * grid.columns, 0, stream});
     for (unsigned y = 0; y < grid.rows; ++y) {
       for (unsigned x = 0; x < grid.columns; ++x) {
@@ -113,6 +114,27 @@ at::Tensor visits(int64_t rows, int64_t columns) {
   return counts;
 }
 
+// Runs the pointwise kernels of float for a row of one unit. It is the only row
+// in memory, and no index of 32 bits reaches it: a wrong one ends the process.
+void run_far_row() {
+  constexpr int64_t kRow = int64_t(1) << 32;
+  std::vector<float> row(3);
+  std::vector<uint8_t> reset(1);
+  float* const gates = row.data() - 3 * kRow;
+  float* const unit = row.data() - kRow;
+  const lltm::RowResets resets{reset.data() - kRow, kRow + 1};
+  lltm::ForwardUnit<float, true>{1, gates, unit, unit, unit}(kRow, 0);
+  lltm::BackwardUnit<float>{1, unit, unit, unit, gates, gates, unit}(kRow, 0);
+  lltm::SequenceForwardUnit<float, true>{
+      1, kRow + 1, gates, gates, unit, unit, unit, unit, resets}(kRow, 0);
+  lltm::SequenceBackwardUnit<float>{
+      1, kRow + 1, unit, unit, unit, gates, gates, unit, unit, resets}(kRow, 0);
+}
+
+bool is_reset(const at::Tensor& resets, int64_t rows, int64_t row) {
+  return lltm::RowResets{lltm::bytes_or_null(resets), rows}[row];
+}
+
 void pretend(
     int64_t processors,
     int64_t shared_bytes,
@@ -142,6 +164,8 @@ std::vector<std::vector<int64_t>> launches_so_far() {
 
 TORCH_LIBRARY(lltm_on_host, m) {
   m.def("visits(int rows, int columns) -> Tensor", visits);
+  m.def("run_far_row() -> ()", run_far_row);
+  m.def("is_reset(Tensor resets, int rows, int row) -> bool", is_reset);
   m.def(
       "pretend(int processors, int shared_bytes, int accepted, "
       "int least_tiles) -> ()",

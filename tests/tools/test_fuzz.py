@@ -6,7 +6,7 @@ import pytest
 import torch
 from fuzz import checks, reference
 from fuzz.cases import Case, cases
-from fuzz.mutants import MUTANTS, ROOT
+from fuzz.mutants import MUTANTS, ON_HOST, ROOT
 from hypothesis import given, settings
 
 
@@ -17,6 +17,7 @@ def test_planted_faults_still_find_their_place_in_the_sources(mutant, tmp_path):
     shutil.copyfile(ROOT / mutant.file, target)
     mutant.apply(tmp_path)
     assert target.read_text() != (ROOT / mutant.file).read_text()
+    assert not mutant.test or f"def {mutant.test}(" in (ROOT / ON_HOST).read_text()
 
 
 @settings(max_examples=50, deadline=None, database=None)

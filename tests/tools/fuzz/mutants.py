@@ -1,4 +1,4 @@
-"""Faults planted into a copy of the checkout, each of which the fuzzer has to find.
+"""Faults planted into a copy of the checkout, each of which the fuzzer or a test has to find.
 
 python -m tests.tools.fuzz.mutants builds the copy once, and for each fault what it touches.
 """
@@ -12,10 +12,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
+ON_HOST = "tests/cuda/test_cuda_without_gpu.py"
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class Mutant:
     file: str
     text: str  # stands there once
     replacement: str
+    test: str = ""  # of ON_HOST, that finds it; if empty, the fuzzer has to
 
     def apply(self, root: Path) -> None:
         path = root / self.file
@@ -175,6 +178,132 @@ MUTANTS = [
         "output, cells = torch.cat(outputs, -1)",
         "output, cells = torch.cat(outputs[::-1], -1)",
     ),
+    Mutant(
+        "an index of gates in 32 bits",
+        "csrc/cuda/lltm_pointwise.h",
+        "gates + row * 3 * state_size + i,",
+        "gates + static_cast<int32_t>(row * 3 * state_size + i),",
+        "test_indices_have_64_bits",
+    ),
+    Mutant(
+        "an index of d_gates in 32 bits",
+        "csrc/cuda/lltm_pointwise.h",
+        "d_gates == nullptr ? nullptr : d_gates + gate,",
+        "d_gates == nullptr ? nullptr : d_gates + static_cast<int32_t>(gate),",
+        "test_indices_have_64_bits",
+    ),
+    Mutant(
+        "an index of a step's units in 32 bits",
+        "csrc/cuda/lltm_pointwise.h",
+        "const int64_t unit = row * state_size + i;\n    if (row < rows) {",
+        "const int32_t unit = row * state_size + i;\n    if (row < rows) {",
+        "test_indices_have_64_bits",
+    ),
+    Mutant(
+        "gradients of gates that nobody wants",
+        "csrc/cuda/lltm_pointwise.h",
+        "d_gates == nullptr ? nullptr : d_gates + gate,",
+        "d_gates + gate,",
+        "test_backward",
+    ),
+    Mutant(
+        "resets of rows that no step has",
+        "csrc/cuda/lltm_pointwise.h",
+        "resets != nullptr && row < rows && resets[row] != 0;",
+        "resets != nullptr && resets[row] != 0;",
+        "test_rows_that_a_step_has_not_are_not_reset",
+    ),
+    Mutant(
+        "a grid of too many rows",
+        "csrc/cuda/launch_pointwise.h",
+        "static_cast<unsigned>(std::min(rows, kMost))",
+        "static_cast<unsigned>(rows)",
+        "test_the_grid_comes_by_each_element_once",
+    ),
+    Mutant(
+        "a kernel on the default stream",
+        "csrc/cuda/launch_pointwise.h",
+        "Device::stream(), rows, columns, body",
+        "typename Device::Stream{}, rows, columns, body",
+        "test_everything_runs_on_the_current_stream",
+    ),
+    Mutant(
+        "gradients that change places",
+        "csrc/cuda/lltm_impl.h",
+        ".grad_h = grad_h.const_data_ptr",
+        ".grad_h = grad_cell.const_data_ptr",
+        "test_backward",
+    ),
+    Mutant(
+        "a recurrence on the default stream",
+        "csrc/cuda/lltm_sequence_impl.h",
+        "launch_recurrence(args, Device::stream())",
+        "launch_recurrence(args, typename Device::Stream{})",
+        "test_everything_runs_on_the_current_stream",
+    ),
+    Mutant(
+        "a packed batch beyond the arguments",
+        "csrc/cuda/lltm_sequence_impl.h",
+        "batch <= (packed ? recurrence::kMostPackedBatch : INT32_MAX)",
+        "batch <= INT32_MAX",
+        "test_sequences_that_the_recurrence_does_not_take",
+    ),
+    Mutant(
+        "more units than registers hold",
+        "csrc/cuda/lltm_sequence_impl.h",
+        "state_size <= recurrence::kMostUnits &&",
+        "true &&",
+        "test_sequences_that_the_recurrence_does_not_take",
+    ),
+    Mutant(
+        "units that do not fill a block of columns",
+        "csrc/cuda/lltm_sequence_impl.h",
+        "state_size % recurrence::kColumns == 0 &&",
+        "true &&",
+        "test_sequences_that_the_recurrence_does_not_take",
+    ),
+    Mutant(
+        "a recurrence in float32",
+        "csrc/cuda/lltm_sequence_impl.h",
+        "(a.h0.scalar_type() == at::kHalf ||",
+        "(a.h0.scalar_type() != at::kDouble ||",
+        "test_sequences_that_the_recurrence_does_not_take",
+    ),
+    Mutant(
+        "a recurrence that is tried again",
+        "csrc/cuda/lltm_sequence_impl.h",
+        "sequence_.reset();",
+        "",
+        "test_sequences_of_which_launches_are_refused",
+    ),
+    Mutant(
+        "a refused launch for one that ran",
+        "csrc/cuda/lltm_sequence_impl.h",
+        "if (run_recurrence(d_h0, d_c0)) {",
+        "if (run_recurrence(d_h0, d_c0) || true) {",
+        "test_sequences_of_which_launches_are_refused",
+    ),
+    Mutant(
+        "gradients that change places in a sequence",
+        "csrc/cuda/lltm_sequence_impl.h",
+        "args.grad_output = grad_output_.const",
+        "args.grad_output = grad_cells_.const",
+        "test_sequences_by_the_recurrence",
+    ),
+    Mutant(
+        "half of the shared memory",
+        "csrc/cuda/recurrence/launch.h",
+        "return 2 * kForwardSums<tiles>;",
+        "return kForwardSums<tiles>;",
+        "test_the_grid_of_the_recurrence",
+    ),
+    Mutant(
+        "a wrong fourth block of weights",
+        "csrc/cuda/recurrence/forward.h",
+        "kColumns * (part_.warp + i * kWarps) + column);",
+        "kColumns * (part_.warp + i % 3 * kWarps) + column);",
+        "test_the_largest_sequences_that_the_recurrence_takes",
+    ),
 ]
 
 
@@ -232,6 +361,23 @@ def fuzz(root: Path, cases: int, seed: int) -> tuple[int, str] | None:
     return int(found[1]), found[2]
 
 
+def run_tests(root: Path, names: Iterable[str]) -> tuple[int, str] | None:
+    """After how many tests a fault was found, and by which: it failed, or ended the process."""
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-v", "-x", *(f"{ON_HOST}::{name}" for name in names)],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+    )
+    if result.returncode == 0:
+        return None
+    ran = re.findall(r"^tests/\S+?::(.+?) *(PASSED|FAILED|ERROR|$)", result.stdout, re.M)
+    if not ran or ran[-1][1] == "ERROR":  # it does not compile
+        raise RuntimeError(result.stdout + result.stderr)
+    return len(ran), ran[-1][0]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.tools.fuzz.mutants", description=__doc__)
     parser.add_argument("--cases", type=int, default=4000, help="for each fault, at most")
@@ -245,18 +391,22 @@ def main() -> int:
     try:
         copy_checkout(folder)
         build(folder)
-        found = fuzz(folder, 400, options.seed)
+        tests = {mutant.test for mutant in mutants} - {""}
+        found = fuzz(folder, 400, options.seed) or (run_tests(folder, tests) if tests else None)
         if found is not None:
-            print(f"a fault that nobody planted, after {found[0]} cases: {found[1]}")
+            print(f"a fault that nobody planted, after {found[0]}: {found[1]}")
             return 1
         print("| planted fault | found after | by |\n|---|---|---|", flush=True)
         for mutant in mutants:
             mutant.apply(folder)
             build(folder)
-            found = fuzz(folder, options.cases, options.seed)
-            cases, check = found or ("not found", "")
+            if mutant.test:
+                found = run_tests(folder, [mutant.test])
+            else:
+                found = fuzz(folder, options.cases, options.seed)
+            count, by = found or ("not found", "")
             missed += found is None
-            print(f"| {mutant.name} | {cases} | {check} |", flush=True)
+            print(f"| {mutant.name} | {count} | {by} |", flush=True)
             copy_checkout(folder)
     finally:
         if options.folder is None:
