@@ -140,6 +140,20 @@ inline at::Tensor aligned(const at::Tensor& tensor) {
                                                   : contiguous.clone();
 }
 
+// Returns the weights for h as so many products shall read them. cuBLAS is slow
+// where rows do not begin at multiples of 16 bytes, as with an odd number of
+// input features. Then a copy is worth its time, if its own rows do.
+inline at::Tensor weights_for_products(
+    const at::Tensor& weights_for_h,
+    int64_t products) {
+  const auto is_aligned = [&](int64_t elements) {
+    return elements * weights_for_h.element_size() % 16 == 0;
+  };
+  const bool copies = products > 1 && !is_aligned(weights_for_h.stride(0)) &&
+      is_aligned(weights_for_h.size(1));
+  return copies ? weights_for_h.contiguous() : weights_for_h;
+}
+
 template <typename Device>
 class ForwardSteps {
  public:
@@ -213,6 +227,8 @@ class ForwardSteps {
   // Makes h_, and resets cell_, for the steps from i on.
   void enter(int64_t i) {
     const auto& step = steps_[i];
+    weights_for_h_ = weights_for_products(
+        weights_for_h_, static_cast<int64_t>(steps_.size()) - i);
     h_ = h0_.clone(at::MemoryFormat::Contiguous);
     products_with_h_ =
         at::empty({h_.size(0), weights_for_h_.size(0)}, cell_.options());
@@ -258,7 +274,7 @@ class ForwardSteps {
 
   const std::vector<SequenceStep>& steps_;
   const bool reverse_;
-  const at::Tensor weights_for_h_;
+  at::Tensor weights_for_h_;
   const at::Tensor h0_;
   const at::Tensor resets_;
   const at::Tensor output_;
@@ -375,11 +391,13 @@ class BackwardSteps {
         gates_.options().dtype(at::toOpMathType(gates_.scalar_type()));
     const auto d_h = at::zeros(state_sizes_, options);
     const auto d_cell = at::zeros(state_sizes_, options);
+    const auto weights = weights_for_products(
+        weights_for_h_, static_cast<int64_t>(steps_.size()));
     const SequenceStep* next = nullptr;
     for (auto step = steps_.rbegin(); step != steps_.rend(); ++step) {
       run_pointwise(*step, next, d_h, d_cell);
       auto d_h_of_step = d_h.narrow(0, 0, step->rows);
-      Device::mm_out(d_h_of_step, of_step(d_gates_, *step), weights_for_h_);
+      Device::mm_out(d_h_of_step, of_step(d_gates_, *step), weights);
       next = &*step;
     }
     if (resets_.defined()) {

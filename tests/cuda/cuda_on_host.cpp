@@ -32,6 +32,10 @@ struct Launch {
 };
 std::vector<Launch> launches;
 
+// The addresses of the weights for h that each product took, and the elements
+// between their rows.
+std::vector<std::vector<int64_t>> products;
+
 struct PretendedGpu : backend::EmulatedGpu {
   int64_t stream;
 
@@ -78,6 +82,9 @@ struct HostDevice {
 
   static void
   mm_out(at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {
+    products.push_back(
+        {reinterpret_cast<int64_t>(b.const_data_ptr()),
+         std::max(b.stride(0), b.stride(1))});
     out.copy_(a.to(out.scalar_type()).mm(b.to(out.scalar_type())));
   }
 
@@ -142,6 +149,7 @@ void pretend(
     int64_t least_tiles) {
   gpu = {processors, shared_bytes, accepted, least_tiles};
   launches.clear();
+  products.clear();
   for (auto& outcome : lltm::outcomes) {
     outcome = 0;
   }
@@ -149,6 +157,10 @@ void pretend(
 
 std::vector<int64_t> outcomes() {
   return {lltm::outcomes.begin(), lltm::outcomes.end()};
+}
+
+std::vector<std::vector<int64_t>> products_so_far() {
+  return products;
 }
 
 // Since the last call of pretend: blocks, bytes of shared memory, stream.
@@ -172,6 +184,7 @@ TORCH_LIBRARY(lltm_on_host, m) {
       pretend);
   m.def("outcomes() -> int[]", outcomes);
   m.def("launches() -> int[][]", launches_so_far);
+  m.def("products() -> int[][]", products_so_far);
   m.def(
       "forward(Tensor input, Tensor weights, Tensor bias, Tensor old_h, "
       "Tensor old_cell) -> (Tensor, Tensor, Tensor)",

@@ -239,6 +239,27 @@ def test_sequences_take_any_strides(on_host, layout, switch, kind):
     check_sequence(on_host, torch.bfloat16, (4, 3, 5, 32), kind, layout)
 
 
+@pytest.mark.parametrize(
+    ("steps", "features", "units", "copies"),
+    [(3, 5, 64, True), (1, 5, 64, False), (3, 8, 64, False), (3, 5, 33, False)],
+)
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+def test_products_read_rows_that_begin_at_16_bytes(
+    on_host, steps, features, units, copies, backward
+):
+    """A copy, made once, if it helps: the rows of weights may be as long, or too few read them."""
+    make_inputs = sequence_backward_inputs if backward else sequence_inputs
+    inputs = make_inputs(dtype=torch.bfloat16, shape=(steps, 2, features, units))
+    weights = next(tensor for tensor in inputs if tensor.shape == (3 * units, units + features))
+    recurrence_is_off(on_host)
+    (on_host.sequence_backward if backward else on_host.sequence_forward)(*inputs)
+    products = on_host.products()
+    assert len(products) == steps
+    ((address, stride),) = {tuple(product) for product in products}
+    assert stride == (units if copies else units + features)
+    assert (address != weights.data_ptr()) == copies
+
+
 @each_switch
 def test_gradients_of_a_sequence_that_are_wanted(on_host, switch):
     inputs = sequence_backward_inputs(dtype=torch.bfloat16, shape=(3, 3, 5, 32))
