@@ -194,11 +194,8 @@ test-wheel: $(VENV)/.torch
 fresh:  ## act as a new user on new systems of Debian, by debootstrap, as root; FRESH_ARGS=--help
 	$(BASE_PYTHON) tests/tools/fresh.py $(FRESH_ARGS)
 
-# With this flag an endless wait of a kernel is an error, not a hang.
-gpu: export NVCC_APPEND_FLAGS ?= -DLLTM_BOUND_WAITS
 gpu: export CUDA_HOME ?= /usr/local/cuda
-gpu:  ## on a machine with a GPU: tests, compute-sanitizer, times, with the torch of python3; GPU_ARGS=--help
-	$(MAKE) in-place PYTHON=python3
+gpu:  ## on a machine with a GPU: build, tests, compute-sanitizer, times, with the torch of python3; GPU_ARGS=--help
 	python3 benchmarks/gpu.py $(GPU_ARGS)
 
 new:  ## start a package of your own operators; NAME=my_ops OUTPUT=../my_ops ABI=torch AUTHOR=

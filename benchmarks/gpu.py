@@ -1,8 +1,7 @@
-"""Everything that needs a GPU: tests, compute-sanitizer, times. Each part can be run by itself.
+"""Everything that needs a GPU: build, tests, compute-sanitizer, times. Each part runs by itself.
 
 A part ends in under nine minutes, prints a line and writes a JSON file. One that fails or takes too
-long stops none of the others, and loses nothing that it has written. The library has to be built in
-place.
+long stops none of the others, but for the build, and loses nothing that it has written.
 """
 
 from __future__ import annotations
@@ -28,8 +27,6 @@ from xml.etree import ElementTree
 
 import torch
 from torch.utils.cpp_extension import CUDA_HOME, include_paths
-
-import lltm_ops
 
 ROOT = Path(__file__).parent.parent
 BENCHMARKS = Path(__file__).parent
@@ -145,6 +142,21 @@ def compile_program(commands: Commands, name: str, *sources: Path) -> str:
     return str(program)
 
 
+def run_build(folder: Path, seconds: float) -> dict[str, Any]:
+    """The library, in place, for this GPU alone unless TORCH_CUDA_ARCH_LIST says more."""
+    commands = Commands(folder, "build", seconds)
+    major, minor = torch.cuda.get_device_capability()
+    options = {
+        "FORCE_CUDA": "1",
+        # An endless wait of a kernel is an error, not a hang.
+        "NVCC_APPEND_FLAGS": os.environ.get("NVCC_APPEND_FLAGS", "-DLLTM_BOUND_WAITS"),
+        "TORCH_CUDA_ARCH_LIST": os.environ.get("TORCH_CUDA_ARCH_LIST", f"{major}.{minor}"),
+    }
+    environment = [f"{name}={value}" for name, value in options.items()]
+    commands.run("make", ["env", *environment, "make", "in-place", f"PYTHON={sys.executable}"])
+    return verdict(commands.statuses)
+
+
 def run_truth(folder: Path, seconds: float) -> dict[str, Any]:
     """The recurrence against double, first by itself; then the tests of it in PyTorch."""
     commands = Commands(folder, "truth", seconds)
@@ -240,6 +252,20 @@ def run_times(folder: Path, seconds: float) -> dict[str, Any]:
     return run_scripts(commands, *(["recurrence.py", "--dtype", dtype] for dtype in dtypes))
 
 
+def run_shapes(folder: Path, seconds: float) -> dict[str, Any]:
+    """Larger sizes and batches, and other forms of sequences and layers, as in times."""
+    larger = ["--name", "larger", "--sizes", "512", "2048", "--batches", "16", "128", "256"]
+    others = ["--name", "forms", "--sizes", "512", "--batches", "16", "--forms"]
+    return run_scripts(
+        Commands(folder, "shapes", seconds),
+        *(
+            ["recurrence.py", "--dtype", dtype, "--time", "256", *options]
+            for dtype in ("bfloat16", "float32")
+            for options in (larger, others)
+        ),
+    )
+
+
 def run_probes(folder: Path, seconds: float) -> dict[str, Any]:
     """Launches, barriers and exchanges, which bound the recurrence from below."""
     return run_scripts(Commands(folder, "probes", seconds), ["probes.py"])
@@ -257,16 +283,30 @@ def run_benchmark(folder: Path, seconds: float) -> dict[str, Any]:
     )
 
 
-# In the order in which a first look at a GPU needs them; with the seconds that each may take, less
-# than half an hour together.
+# In the order in which a first look at a GPU needs them, with the seconds that each may take.
 PARTS: dict[str, tuple[Callable[[Path, float], dict[str, Any]], float]] = {
+    "build": (run_build, 300),
     "truth": (run_truth, 300),
-    "checkers": (run_checkers, 280),
     "times": (run_times, 400),
-    "tests": (run_tests, 360),
     "probes": (run_probes, 60),
+    "checkers": (run_checkers, 280),
+    "tests": (run_tests, 360),
+    "shapes": (run_shapes, 200),
     "benchmark": (run_benchmark, 180),
 }
+
+
+def run_part(name: str, folder: Path) -> dict[str, Any]:
+    run, seconds = PARTS[name]
+    if name != "build":
+        try:
+            import lltm_ops  # there is no library before it is built
+
+            if lltm_ops.build_info()["cuda"] == "not built":
+                raise ImportError("expected a library with CUDA kernels, but it has none")
+        except ImportError as error:
+            return {"ok": False, "summary": f"{error} (run the part build first)"}
+    return run(folder, seconds)
 
 
 def main() -> int:
@@ -295,21 +335,18 @@ def main() -> int:
         parser.error(f"expected the packages {' '.join(PACKAGES)}, but got no {' '.join(lacking)}")
     if not torch.cuda.is_available():
         parser.error(f"expected a GPU, but torch {torch.__version__} finds none")
-    if lltm_ops.build_info()["cuda"] == "not built":
-        parser.error(
-            "expected a library with CUDA kernels, but it was built without: set CUDA_HOME"
-        )
     folder = args.output.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     ok = True
     for name in args.parts:
-        run, seconds = PARTS[name]
         begin = time.monotonic()
-        result = run(folder, seconds) | {"seconds": round(time.monotonic() - begin, 1)}
+        result = run_part(name, folder) | {"seconds": round(time.monotonic() - begin, 1)}
         (folder / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
         verdict = "ok" if result["ok"] else f"FAILED, see {folder}"
         print(f"{name}: {verdict}, {result['summary']}, {result['seconds']} s", flush=True)
         ok = ok and result["ok"]
+        if name == "build" and not ok:
+            break  # the others would take what was built before
     return 0 if ok else 1
 
 

@@ -17,14 +17,17 @@ from unittest import mock
 import contest
 import timing
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.hub import tqdm  # stands in where tqdm is not installed
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 import lltm_ops
 
 DEVICE = "cuda"
 SIZES = [128, 256, 512, 768, 1024]
 BATCHES = [1, 16, 64]
+STREAMS = "both directions on two streams"
+FORMS = ["padded", "packed", "resets", "odd input", "two layers", "both directions", STREAMS]
 
 
 def recurrence(on: bool) -> contextlib.AbstractContextManager[Any]:
@@ -34,12 +37,15 @@ def recurrence(on: bool) -> contextlib.AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def tf32(allowed: bool) -> Iterator[None]:
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = allowed
+    backends = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = [backend.allow_tf32 for backend in backends]
+    for backend in backends:
+        backend.allow_tf32 = allowed
     try:
         yield
     finally:
-        torch.backends.cudnn.allow_tf32 = before
+        for backend, value in zip(backends, before, strict=True):
+            backend.allow_tf32 = value
 
 
 def launches_of(function: Callable[[], Any]) -> dict[str, int]:
@@ -59,29 +65,66 @@ def captured(
         return contest.captured(function)
 
 
-def call_of(layer: nn.Module, input: torch.Tensor, what: str) -> Callable[[], Any]:
+def first_output(layer: nn.Module, *inputs: Any) -> Tensor:
+    output = layer(*inputs)[0]
+    return output.data if isinstance(output, PackedSequence) else output
+
+
+def call_of(layer: nn.Module, inputs: tuple[Any, ...], what: str) -> Callable[[], Any]:
     with torch.no_grad():
-        grads = (torch.randn_like(layer(input)[0]),)
-    return contest.functions(what, {"": layer}, first_output, (input,), grads)[""]
+        grads = (torch.randn_like(first_output(layer, *inputs)),)
+    return contest.functions(what, {"": layer}, first_output, inputs, grads)[""]
 
 
-def first_output(layer: nn.Module, input: torch.Tensor) -> Any:
-    return layer(input)[0]
+def on_two_streams(first: Callable[[], Any], second: Callable[[], Any]) -> Callable[[], Any]:
+    def both() -> tuple[Any, Any]:
+        current, other = torch.cuda.current_stream(), torch.cuda.Stream()
+        other.wait_stream(current)
+        result = first()
+        with torch.cuda.stream(other):
+            results = result, second()
+        current.wait_stream(other)
+        return results
+
+    return both
 
 
-def measure(size: int, batch: int, what: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Microseconds a step, by contender, and launches of the recurrence in a call."""
+def contenders(
+    form: str, size: int, batch: int, what: str, args: argparse.Namespace
+) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """Calls of our layer and of nn.LSTM."""
     options = {"device": DEVICE, "dtype": getattr(torch, args.dtype)}
-    input = torch.randn(args.time, batch, size, **options)
+    features = size + (form == "odd input")
+    sizes = {"num_layers": 1 + (form == "two layers"), "bidirectional": "directions" in form}
+    inputs: tuple[Any, ...] = (torch.randn(args.time, batch, features, **options),)
+    more: tuple[Any, ...] = ()
+    if form == "packed":
+        # From all steps down to half of them.
+        lengths = args.time - torch.arange(batch) * (args.time // 2) // batch
+        inputs = (pack_padded_sequence(*inputs, lengths),)
+    elif form == "resets":
+        more = (None, torch.rand(args.time, batch, device=DEVICE) < 0.01)
+    lstm = call_of(nn.LSTM(features, size, **sizes, **options), inputs, what)
+    if form != STREAMS:
+        layer = lltm_ops.LLTM(features, size, **sizes, **options)
+        return call_of(layer, inputs + more, what), lstm
+    layers = [lltm_ops.LLTM(features, size, **options) for _ in range(2)]
+    return on_two_streams(*(call_of(layer, inputs, what) for layer in layers)), lstm
+
+
+def measure(
+    size: int, batch: int, what: str, args: argparse.Namespace, form: str = "padded"
+) -> dict[str, Any]:
+    """Microseconds a step, by contender, and launches of the recurrence in a call."""
     with torch.set_grad_enabled(what == "training"):
-        ours = call_of(lltm_ops.LLTM(size, size, **options), input, what)
-        lstm = call_of(nn.LSTM(size, size, **options), input, what)
+        ours, lstm = contenders(form, size, batch, what, args)
         calls = {"a kernel a step": captured(recurrence(False), ours)}
         calls["nn.LSTM"] = captured(tf32(False), lstm)
         launches = launches_of(ours)
         if launches["ran"]:
             calls["recurrence"] = captured(recurrence(True), ours)
         if args.dtype == "float32":
+            calls["a kernel a step with TF32"] = captured(tf32(True), ours)
             calls["nn.LSTM with TF32"] = captured(tf32(True), lstm)
         times = timing.medians(calls, args.rounds, device=DEVICE)
     by_name = {name: time * 1e6 / args.time for name, time in times.items()}
@@ -92,6 +135,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, help="of input and state")
     parser.add_argument("--batches", nargs="+", type=int, default=BATCHES)
+    parser.add_argument(
+        "--forms", nargs="*", default=FORMS[:1],
+        help=f"of {', '.join(FORMS)}; the first unless given, and all others if none is named",
+    )  # fmt: skip
+    parser.add_argument("--name", default="recurrence", help="of the file with the figures")
     parser.add_argument("--time", type=int, default=1024, help="steps")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
     parser.add_argument("--rounds", type=int, default=3)
@@ -99,23 +147,24 @@ def main() -> None:
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
     run = timing.describe("cuda", args.dtype) | {"time": args.time, "rows": rows}
-    file = args.output / f"recurrence_cuda_{args.dtype}.json"
+    file = args.output / f"{args.name}_cuda_{args.dtype}.json"
     cases = [
-        (size, batch, what)
+        (form, size, batch, what)
+        for form in args.forms or FORMS[1:]
         for size in args.sizes
         for batch in args.batches
         for what in ("inference", "training")
     ]
-    for size, batch, what in tqdm(cases, desc="timing", unit="row"):
-        row: dict[str, Any] = {"size": size, "batch": batch, "what": what}
+    for form, size, batch, what in tqdm(cases, desc="timing", unit="row"):
+        row: dict[str, Any] = {"form": form, "size": size, "batch": batch, "what": what}
         try:
-            row |= measure(size, batch, what, args)
+            row |= measure(size, batch, what, args, form)
         except RuntimeError as error:
             row["error"] = str(error)
         rows.append(row)
         print(row, flush=True)
         timing.write(run, file)
-    timing.save(run, "plot_recurrence", file)
+    timing.save(run, "plot_recurrence" if args.forms == FORMS[:1] else None, file)
 
 
 if __name__ == "__main__":

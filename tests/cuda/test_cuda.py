@@ -84,21 +84,43 @@ def test_runs_on_the_current_stream(operator, dtype_of_way):
         torch.testing.assert_close(ours, exact)
 
 
-@pytest.mark.parametrize("operator", [CELL, PADDED], ids=str)
-def test_two_streams_at_once(operator, dtype_of_way):
-    """Each of two grids of the recurrence needs all its blocks to run at once."""
-    inputs = operator.inputs("cuda", dtype_of_way, (200, 64, 32, 512))
-    expected = operator.forward(*inputs)
+def results_on_two_streams(call):
+    """Of twenty calls, and that of one before them."""
+    expected = call()
     torch.cuda.synchronize()
     streams = [torch.cuda.Stream() for _ in range(2)]
     results = []
     for stream in streams * 10:
         with torch.cuda.stream(stream):
-            results.append(operator.forward(*inputs))
+            results.append(call())
     torch.cuda.synchronize()
+    return results, expected
+
+
+@pytest.mark.parametrize("operator", [CELL, PADDED], ids=str)
+def test_two_streams_at_once(operator, dtype_of_way):
+    """Each of two grids of the recurrence needs all its blocks to run at once."""
+    inputs = operator.inputs("cuda", dtype_of_way, (200, 64, 32, 512))
+    results, expected = results_on_two_streams(lambda: operator.forward(*inputs))
     for outputs in results:
         for ours, exact in zip(outputs, expected, strict=True):
             assert torch.equal(ours, exact)
+
+
+def test_layers_on_two_streams(dtype_of_way):
+    """Training of two layers in both directions."""
+    sizes = {"num_layers": 2, "bidirectional": True}
+    layer = lltm_ops.LLTM(33, 256, **sizes, device="cuda", dtype=dtype_of_way)
+    input = torch.randn(100, 16, 33, device="cuda", dtype=dtype_of_way)
+
+    def train():
+        output, _ = layer(input)
+        return output, *torch.autograd.grad(output.square().mean(), [*layer.parameters()])
+
+    results, expected = results_on_two_streams(train)
+    for outputs in results:
+        for ours, once in zip(outputs, expected, strict=True):
+            torch.testing.assert_close(ours, once)
 
 
 @each_operator
@@ -132,11 +154,30 @@ def test_the_recurrence_runs(monkeypatch):
     assert (ran - ran_before, others) == (2, others_before)
 
 
-# What the recurrence takes. On 132 multiprocessors the last two have four tiles a block.
+def test_a_batch_that_does_not_fit_runs_step_by_step(monkeypatch):
+    monkeypatch.setenv("LLTM_CUDA_RECURRENCE", "1")
+    inputs = sequence_inputs("cuda", torch.bfloat16, (3, 20_000, 5, 64))
+    before = torch.ops.lltm._recurrence_outcomes()
+    outputs = torch.ops.lltm._sequence_forward_with_gates(*inputs)
+    after = torch.ops.lltm._recurrence_outcomes()
+    assert [now - then for then, now in zip(before, after, strict=True)] == [0, 1, 0]
+    exact = torch.ops.lltm._sequence_forward_with_gates(*double(inputs))
+    assert_sequences_match(outputs, exact, torch.bfloat16)
+
+
+# What the recurrence takes. On 132 multiprocessors two of these have four tiles a block. The last
+# does not fit there, and the rows of its weights begin at odd places, so its steps copy them.
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(
     "shape",
-    [(3, 1, 3, 32), (9, 11, 5, 64), (5, 16, 8, 1024), (5, 64, 8, 1024), (7, 200, 8, 256)],
+    [
+        (3, 1, 3, 32),
+        (9, 11, 5, 64),
+        (5, 16, 8, 1024),
+        (5, 64, 8, 1024),
+        (7, 200, 8, 256),
+        (3, 128, 7, 1024),
+    ],
     ids=str,
 )
 @each_sequence_kind
@@ -200,11 +241,15 @@ def test_more_elements_than_a_32_bit_index_reaches():
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_device_guard():
-    inputs = [tensor.to("cuda:1") for tensor in sample_inputs()]
+@each_operator
+def test_device_guard(operator, dtype_of_way):
+    inputs = operator.inputs("cuda:1", dtype_of_way, (5, 3, 5, 32), requires_grad=True)
     with torch.cuda.device(0):
-        for ours, exact in zip(
-            lltm_ops.forward(*inputs), lltm_ops.reference(*double(inputs)), strict=True
-        ):
-            assert ours.device == torch.device("cuda:1")
-            assert_matches_float64(ours, exact)
+        outputs = operator.forward(*inputs)
+        grads = torch.autograd.grad(outputs, inputs[:5], [output.detach() for output in outputs])
+    assert {tensor.device for tensor in (*outputs, *grads)} == {torch.device("cuda:1")}
+    copies = double(inputs)
+    exact = operator.forward(*copies)
+    operator.assert_match(outputs, exact, dtype_of_way)
+    exact_grads = torch.autograd.grad(exact, copies[:5], [output.detach() for output in exact])
+    operator.assert_match(grads, exact_grads, dtype_of_way, rows=3)
