@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Optional
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from lltm_ops._checks import in_a_graph, is_tracing
@@ -54,11 +53,11 @@ def _traced_last_state(
     # Crops rows to the first or the last one, and pads where there are none.
     added = 1 - states.size(0)
     one_row = [0, added] if reverse else [added, 0]
-    ran = F.pad(states.new_ones([states.size(0)], dtype=torch.bool), one_row)
+    ran = torch.constant_pad_nd(states.new_ones([states.size(0)], dtype=torch.bool), one_row)
     if last_rows is None:
-        last = F.pad(states, [0, 0, 0, 0] + one_row)[0]
+        last = torch.constant_pad_nd(states, [0, 0, 0, 0] + one_row)[0]
     else:
-        padded = F.pad(states, [0, 0, 0, initial.size(0)])
+        padded = torch.constant_pad_nd(states, [0, 0, 0, initial.size(0)])
         last = padded[: initial.size(0)] if reverse else padded.index_select(0, last_rows)
     return torch.where(ran, last, initial.to(states.dtype))
 
@@ -67,7 +66,7 @@ def last_rows_of(batch_sizes: Tensor, batch: int) -> Tensor:
     """The rows of the last step of each packed sequence; any rows if there are no steps."""
     sequences = _range(batch_sizes, batch)
     steps = (batch_sizes.unsqueeze(1) > sequences).sum(0)
-    starts = F.pad(batch_sizes.cumsum(0) - batch_sizes, [1, 0])
+    starts = torch.constant_pad_nd(batch_sizes.cumsum(0) - batch_sizes, [1, 0])
     return starts.index_select(0, steps) + sequences
 
 
@@ -77,15 +76,15 @@ def reversed_resets(resets: Tensor, batch_sizes: Optional[Tensor]) -> Tensor:
     An episode ends at the step before the next reset, and in reverse it begins there.
     """
     if batch_sizes is None:
-        return F.pad(resets, [0, 0, 0, 1]).narrow(0, 1, resets.size(0))
+        return torch.constant_pad_nd(resets, [0, 0, 0, 1]).narrow(0, 1, resets.size(0))
     rows = resets.size(0)
     ends = batch_sizes.cumsum(0)
     steps = _step_of_row(ends, rows)
     next_rows = _range(ends, rows) + batch_sizes.index_select(0, steps)
-    ends_of_next = F.pad(ends, [0, 1]).index_select(0, steps + 1)
+    ends_of_next = torch.constant_pad_nd(ends, [0, 1]).index_select(0, steps + 1)
     # A sequence that does not go on takes the added last row, which is not reset.
     next_rows = next_rows.masked_fill(next_rows >= ends_of_next, rows)
-    return F.pad(resets, [0, 1]).index_select(0, next_rows.to(resets.device))
+    return torch.constant_pad_nd(resets, [0, 1]).index_select(0, next_rows.to(resets.device))
 
 
 def sequence_of_row(batch_sizes: Tensor, rows: int) -> Tensor:

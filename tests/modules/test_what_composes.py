@@ -156,6 +156,32 @@ def test_joint_export_of_a_loss(layer):
     assert operators_of(program.graph) == FORWARD_AND_BACKWARD
 
 
+class Tagged(torch.Tensor):
+    """As the tensors of torchvision, MONAI and fastai are."""
+
+
+@pytest.mark.parametrize("compiles", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("named", ["layer", "resets", "packed", "options", "cell"])
+def test_subclasses_of_tensor(layer, cell, named, compiles):
+    """Dynamo traces their __torch_function__, which not every function of PyTorch bears."""
+    state = torch.randn(4, 3, 4), torch.randn(4, 3, 4)
+    module, *arguments = {
+        "layer": (layer, INPUT),
+        "resets": (layer, INPUT, None, torch.rand(6, 3) < 0.3),
+        "packed": (layer, INPUT[:, 0], state, torch.rand(6) < 0.3, torch.tensor([3, 2, 1])),
+        "options": (lltm_ops.LLTM(5, 4, layer_norm=True, zoneout=0.1).eval(), INPUT),
+        "cell": (cell, INPUT[0]),
+    }[named]
+    expected = module(*arguments)[0]
+    call = torch.compile(module, backend="eager", fullgraph=True) if compiles else module
+    result = call(arguments[0].as_subclass(Tagged), *arguments[1:])[0]
+    assert type(result) is Tagged
+    assert_close(result.as_subclass(torch.Tensor), expected)
+    first = next(module.parameters())
+    (gradient,) = torch.autograd.grad(result.square().sum(), first)
+    assert_close(gradient, *torch.autograd.grad(expected.square().sum(), first))
+
+
 def test_an_unflattened_export_trains(layer):
     model = nn.Sequential(layer)
     unflattened = torch.export.unflatten(torch.export.export(model, (INPUT,)))
