@@ -7,10 +7,12 @@ Importing them here would slow every program down: torch.distributed.tensor take
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 
 def register_when_imported(registrations: dict[str, Callable[[], None]]) -> None:
@@ -31,19 +33,43 @@ def register_when_imported(registrations: dict[str, Callable[[], None]]) -> None
 class _LLTMOpsFinder(MetaPathFinder):
     def __init__(self, registrations: dict[str, Callable[[], None]]) -> None:
         self.registrations = registrations
+        self.thread = threading.local()
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         register = self.registrations.get(name)
-        spec = PathFinder.find_spec(name, path, target) if register else None
-        if register is None or spec is None or spec.loader is None:
+        # Another finder may ask all others, too, and so this one again.
+        if register is None or getattr(self.thread, "asks_others", False):
             return None
-        execute = spec.loader.exec_module
-
-        def execute_and_register(module: ModuleType) -> None:
-            execute(module)
-            register()
-
-        spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
+        self.thread.asks_others = True
+        try:
+            # A bundled program finds its modules by a finder of its own, and not on a path.
+            others = (getattr(other, "find_spec", None) for other in sys.meta_path)
+            specs = (find_spec(name, path, target) for find_spec in others if find_spec)
+            spec: ModuleSpec | None = next((spec for spec in specs if spec is not None), None)
+        finally:
+            self.thread.asks_others = False
+        if spec is None or not hasattr(spec.loader, "exec_module"):
+            return None
+        spec.loader = _LLTMOpsLoader(spec.loader, register)
         return spec
+
+
+class _LLTMOpsLoader(Loader):
+    """Registers after the loader that it stands for, which may load other modules, too."""
+
+    def __init__(self, loader: Any, register: Callable[[], None]) -> None:
+        self.loader = loader
+        self.register = register
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self).get("loader"), name)  # what a probe asks of a loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self.loader.create_module(spec)  # type: ignore[no-any-return]
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = module.__spec__.loader = self.loader  # type: ignore[union-attr]
+        self.loader.exec_module(module)
+        self.register()
