@@ -153,10 +153,13 @@ def test_a_model_that_packs_is_not_exported(rnn):
         torch.export.export(Packs(), (torch.randn(7, 3, 5), torch.tensor([7, 4, 2])))
 
 
-def test_draft_export_refuses_a_bidirectional_layer(layer):
-    torch.export.draft_export(layer, (torch.zeros(7, 3, 5),))
-    with pytest.raises(RuntimeError, match=r"argument 'batch_sizes'.* empirically wrong"):
-        torch.export.draft_export(lltm_ops.LLTM(5, 6, bidirectional=True), (torch.zeros(7, 3, 5),))
+def test_draft_export_refuses_what_follows_an_argument_that_is_none(layer):
+    input, resets = torch.zeros(7, 3, 5), torch.zeros(7, 3, dtype=torch.bool)
+    torch.export.draft_export(layer, (input,))
+    bidirectional = lltm_ops.LLTM(5, 6, bidirectional=True)
+    for refused, arguments in (bidirectional, (input,)), (layer, (input, None, resets)):
+        with pytest.raises(RuntimeError, match=r"argument 'batch_sizes'.* empirically wrong"):
+            torch.export.draft_export(refused, arguments)
 
 
 @needs_torchscript
