@@ -19,6 +19,7 @@ using OptionalTensor = std::optional<at::Tensor>;
 // Which gradients are wanted, in this order: of input, weights, bias, and of
 // the first h and cell state.
 using OutputMask = std::array<bool, 5>;
+constexpr OutputMask kAllWanted{true, true, true, true, true};
 
 // What a dimension counts. Its size is the same in all arguments of a call.
 enum class Dim : uint8_t {
@@ -47,6 +48,10 @@ constexpr int64_t batch_dim(const Shape& shape) {
   }
   return -1;
 }
+
+constexpr Shape kShapeOfWeights{Dim::kGates, Dim::kFeatures};
+constexpr Shape kShapeOfBias{Dim::kGates};
+constexpr Shape kShapeOfState{Dim::kBatch, Dim::kStateSize};
 
 // A tensor has to be on the device of input; or on the CPU, wherever input is,
 // because its values are read.
@@ -82,12 +87,8 @@ template <typename Result, typename Arguments>
 Arguments arguments_of(Result (*op)(const Arguments&));
 
 inline Field<at::Tensor> present(const Field<OptionalTensor>& field) {
-  return {
-      .name = field.name,
-      .value = *field.value,
-      .shape = field.shape,
-      .dtype = field.dtype,
-      .place = field.place};
+  return lltm::field(
+      field.name, *field.value, field.shape, field.dtype, field.place);
 }
 
 template <typename T, typename Predicate>
@@ -152,6 +153,31 @@ auto call_with_mapped_tensors(
         return op(Arguments{detail::mapped(fields, transform)...});
       },
       arguments.fields());
+}
+
+// Whether results are gradients, and not h, the cell state and perhaps gates.
+template <typename Results>
+constexpr bool kAreGradients =
+    std::tuple_size_v<Results> == std::tuple_size_v<OutputMask>;
+
+// Calls visit(result, shape) for each result that is wanted.
+template <typename Arguments, typename Results, typename Visit>
+void for_each_result(const Arguments& a, Results& results, const Visit& visit) {
+  if constexpr (kAreGradients<Results>) {
+    auto& [d_input, d_weights, d_bias, d_h, d_cell] = results;
+    const auto& wanted = a.output_mask;
+    wanted[0] ? visit(d_input, a.rows(Dim::kInputFeatures)) : void();
+    wanted[1] ? visit(d_weights, kShapeOfWeights) : void();
+    wanted[2] ? visit(d_bias, kShapeOfBias) : void();
+    wanted[3] ? visit(d_h, kShapeOfState) : void();
+    wanted[4] ? visit(d_cell, kShapeOfState) : void();
+  } else {
+    visit(std::get<0>(results), a.rows(Dim::kStateSize));
+    visit(std::get<1>(results), a.rows(Dim::kStateSize));
+    if constexpr (std::tuple_size_v<Results> == 3) {
+      visit(std::get<2>(results), a.rows(Dim::kGates));
+    }
+  }
 }
 
 } // namespace lltm

@@ -30,24 +30,9 @@ at::Tensor cast_for_autocast(
   return at::autocast::cached_cast(dtype, tensor, device_type);
 }
 
-namespace {
-
-// Whether a NoAutocast lives on this thread.
-thread_local bool was_on = false;
-
-} // namespace
-
-NoAutocast::NoAutocast()
-    : was_on_before_(was_on), guard_(c10::autocast_dispatch_keyset) {
-  was_on = true;
-}
-
-NoAutocast::~NoAutocast() {
-  was_on = was_on_before_;
-}
-
 bool transform_brings_autocast_back(const at::Tensor& tensor) {
-  return transform_is_active() && (was_on || autocast_applies(tensor));
+  return transform_is_active() &&
+      (is_in_lower_precision || autocast_applies(tensor));
 }
 
 namespace {

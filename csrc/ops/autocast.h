@@ -4,6 +4,9 @@
 #include "ops/checks.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/ScopeExit.h>
+
+#include <utility>
 
 namespace lltm {
 
@@ -17,19 +20,11 @@ at::Tensor cast_for_autocast(
     const at::Tensor& tensor,
     c10::DeviceType device_type);
 
-// Turns autocast off while it lives, for a call that autocast applies to.
-class NoAutocast {
- public:
-  NoAutocast();
-  ~NoAutocast();
-
- private:
-  const bool was_on_before_;
-  const c10::impl::ExcludeDispatchKeyGuard guard_;
-};
+// Whether call_in_lower_precision() runs on this thread.
+inline thread_local bool is_in_lower_precision = false;
 
 // Whether operators that a composite formula calls are autocast even though
-// NoAutocast lives: a transform of torch.func sends each of them on with the
+// autocast is off: a transform of torch.func sends each of them on with the
 // keys that the thread had when the transform began. Autocast leaves only
 // float64 alone.
 bool transform_brings_autocast_back(const at::Tensor& tensor);
@@ -38,7 +33,11 @@ bool transform_brings_autocast_back(const at::Tensor& tensor);
 // input.
 template <auto op, typename Arguments>
 auto call_in_lower_precision(const Arguments& arguments) {
-  const NoAutocast no_autocast;
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(
+      c10::autocast_dispatch_keyset);
+  const bool before = std::exchange(is_in_lower_precision, true);
+  const auto restored =
+      c10::make_scope_exit([&] { is_in_lower_precision = before; });
   const auto device_type = arguments.input.device().type();
   return call_with_mapped_tensors(
       arguments,

@@ -11,7 +11,6 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
-#include <array>
 #include <string>
 
 namespace lltm {
@@ -21,75 +20,21 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-template <typename Arguments>
-bool any_requires_grad(const Arguments& arguments) {
-  return at::GradMode::is_enabled() &&
-      any_tensor(arguments, [](const Field<at::Tensor>& field) {
-           return field.value.requires_grad();
-         });
-}
-
-// torch::autograd::Function supports neither functorch's transforms nor
-// forward-mode AD: it raises under both.
-template <typename Arguments>
-bool needs_composite(const Arguments& arguments) {
-  return transform_is_active() ||
-      any_tensor(arguments, [](const Field<at::Tensor>& field) {
-           return field.value._fw_grad(/*level=*/0).defined();
-         });
-}
-
-// The Autograd kernel of op. It computes composite formulas where a
-// torch::autograd::Function would not work, and otherwise calls recorded where
-// a gradient is required.
-template <auto op, auto recorded, typename Arguments = ArgumentsOf<op>>
-auto autograd_kernel(const Arguments& arguments) {
-  check_devices(arguments);
-  if (needs_composite(arguments)) {
-    return composite_kernel<op>(arguments);
-  }
-  if (any_requires_grad(arguments)) {
-    return recorded(arguments);
-  }
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  return op(arguments); // through the dispatcher again, below autograd
-}
-
-// Refuses a tensor that requires a gradient and has no derivative. Only the
-// first tensors have one, as many as output_mask has entries.
-template <typename Arguments>
-void check_derivatives(const Arguments& arguments) {
-  size_t tensors = 0;
-  for_each_tensor(arguments, [&](const Field<at::Tensor>& field) {
-    if (tensors++ < std::tuple_size_v<OutputMask> ||
-        !field.value.requires_grad()) {
-      return;
-    }
-    check_arguments(arguments);
-    TORCH_CHECK(
-        false,
-        expected(
-            arguments.kOperator,
-            c10::str(field.name, " to require no gradient"),
-            "one that does, and has no derivative"));
-  });
-}
-
 // Saves the arguments of an operator that goes backward, but for output_mask.
+// Tensors have the places of their fields.
 template <typename Arguments>
 void save(AutogradContext* ctx, const Arguments& arguments) {
   variable_list tensors;
-  size_t place = 0;
   const auto save_value = [&](const auto& value) {
     using T = std::decay_t<decltype(value)>;
+    auto& tensor = tensors.emplace_back();
     if constexpr (std::is_same_v<T, at::Tensor>) {
-      tensors.push_back(value);
+      tensor = value;
     } else if constexpr (std::is_same_v<T, OptionalTensor>) {
-      tensors.push_back(value.value_or(at::Tensor()));
+      tensor = value.value_or(at::Tensor());
     } else if constexpr (!std::is_same_v<T, OutputMask>) {
-      ctx->saved_data[std::to_string(place)] = value;
+      ctx->saved_data[std::to_string(tensors.size())] = value;
     }
-    ++place;
   };
   std::apply(
       [&](const auto&... fields) { (save_value(fields.value), ...); },
@@ -104,19 +49,18 @@ Arguments saved_arguments(
     const variable_list& tensors,
     const OutputMask& output_mask,
     std::tuple<Field<Values>...>* /*fields*/) {
-  auto tensor = tensors.begin();
   size_t place = 0;
   const auto next = [&](auto* of_type) -> decltype(auto) {
     using T = std::decay_t<decltype(*of_type)>;
-    const auto key = std::to_string(place++);
+    const auto& tensor = tensors[place++];
     if constexpr (std::is_same_v<T, at::Tensor>) {
-      return (*tensor++);
+      return (tensor);
     } else if constexpr (std::is_same_v<T, OptionalTensor>) {
-      return tensor->defined() ? T(*tensor++) : (++tensor, T());
+      return tensor.defined() ? T(tensor) : T();
     } else if constexpr (std::is_same_v<T, OutputMask>) {
       return (output_mask);
     } else {
-      return ctx->saved_data[key].template to<T>();
+      return ctx->saved_data[std::to_string(place)].template to<T>();
     }
   };
   return Arguments{next(static_cast<Values*>(nullptr))...};
@@ -129,6 +73,18 @@ Arguments saved_arguments(
     const OutputMask& output_mask) {
   return saved_arguments<Arguments>(
       ctx, tensors, output_mask, static_cast<FieldsOf<Arguments>*>(nullptr));
+}
+
+// Calls Function::apply with first and the members of the struct as separate
+// arguments: apply looks for tensors among its arguments, not inside of a
+// struct.
+template <typename Function, typename Arguments, typename... First>
+variable_list apply(const Arguments& arguments, First... first) {
+  return std::apply(
+      [&](const auto&... fields) {
+        return Function::apply(first..., fields.value...);
+      },
+      arguments.fields());
 }
 
 // The cell and sequences are differentiated alike. Each names here the
@@ -197,10 +153,27 @@ struct Sequence {
 
 // Goes forward, and gives the gates: backward reads them, so the gradient of a
 // gradient comes through them.
-template <typename Node, typename T>
+template <typename Node, typename Op>
 struct ForwardFunction : torch::autograd::Function<Node> {
-  using Op = T;
   static constexpr bool is_traceable = true;
+
+  static ForwardWithGatesResult record(const typename Op::Forward& arguments) {
+    // forward hands it out, which leads the handler below to the node.
+    at::Tensor output;
+    try {
+      const auto outputs = apply<Node>(arguments, &output);
+      return {outputs[0], outputs[1], outputs[2]};
+    } catch (...) {
+      // A hook on saved tensors may raise: activation checkpointing ends a
+      // recomputation that way. ctx then still holds what it was to save, and
+      // an output among it holds the node, which holds ctx.
+      using CppNode = torch::autograd::CppNode<Node>;
+      if (output.defined() && output.grad_fn()) {
+        static_cast<CppNode&>(*output.grad_fn()).ctx_.save_for_backward({});
+      }
+      throw;
+    }
+  }
 
   template <typename... Values>
   static variable_list forward(
@@ -210,6 +183,18 @@ struct ForwardFunction : torch::autograd::Function<Node> {
     const at::AutoDispatchBelowADInplaceOrView guard;
     const typename Op::Forward arguments{values...};
     const auto results = Op::forward(arguments);
+    // Only the first tensors have a derivative, those of output_mask.
+    size_t tensors = 0;
+    for_each_tensor(arguments, [&](const Field<at::Tensor>& field) {
+      TORCH_CHECK(
+          tensors++ < std::tuple_size_v<OutputMask> ||
+              !field.value.requires_grad(),
+          expected(
+              arguments.kOperator,
+              field,
+              "to require no gradient",
+              "one that does, and has no derivative"));
+    });
     Op::save_for_backward(ctx, arguments, results);
     // Autograd's own zeros are plain tensors, which no DTensor goes with.
     ctx->set_materialize_grads(false);
@@ -246,9 +231,17 @@ struct ForwardFunction : torch::autograd::Function<Node> {
 
 // Goes backward. Its own derivative is that of the composite formulas, which
 // are computed for it only then.
-template <typename Node, typename T>
+template <typename Node, typename Op>
 struct BackwardFunction : torch::autograd::Function<Node> {
-  using Op = T;
+  static BackwardResult record(const typename Op::Backward& arguments) {
+    const auto outputs = apply<Node>(arguments);
+    auto output = outputs.begin();
+    BackwardResult gradients;
+    for_each_result(arguments, gradients, [&](at::Tensor& gradient, auto&&) {
+      gradient = *output++;
+    });
+    return gradients;
+  }
 
   template <typename... Values>
   static variable_list forward(AutogradContext* ctx, const Values&... values) {
@@ -289,7 +282,7 @@ struct BackwardFunction : torch::autograd::Function<Node> {
         grads_of_outputs.push_back(grads[i]);
       }
     }
-    variable_list gradients(std::tuple_size_v<FieldsOf<typename Op::Backward>>);
+    variable_list gradients(tensors.size());
     if (!outputs.empty()) {
       const auto found = torch::autograd::grad(
           outputs,
@@ -324,55 +317,30 @@ struct LLTMSequenceFunction : ForwardFunction<LLTMSequenceFunction, Sequence> {
 struct LLTMSequenceBackwardFunction
     : BackwardFunction<LLTMSequenceBackwardFunction, Sequence> {};
 
-// Calls Function::apply with first and the members of the struct as separate
-// arguments: apply looks for tensors among its arguments, not inside of a
-// struct.
-template <typename Function, typename Arguments, typename... First>
-variable_list apply(const Arguments& arguments, First... first) {
-  return std::apply(
-      [&](const auto&... fields) {
-        return Function::apply(first..., fields.value...);
-      },
-      arguments.fields());
-}
-
-template <typename Function>
-ForwardWithGatesResult record_forward_with_gates(
-    const typename Function::Op::Forward& arguments) {
-  check_derivatives(arguments);
-  // forward hands it out, which leads the handler below to the node.
-  at::Tensor output;
-  try {
-    const auto outputs = apply<Function>(arguments, &output);
-    return {outputs[0], outputs[1], outputs[2]};
-  } catch (...) {
-    // A hook on saved tensors may raise: activation checkpointing ends a
-    // recomputation that way. ctx then still holds what it was to save, and
-    // an output among it holds the node, which holds ctx.
-    using Node = torch::autograd::CppNode<Function>;
-    if (output.defined() && output.grad_fn()) {
-      static_cast<Node&>(*output.grad_fn()).ctx_.save_for_backward({});
+// The Autograd kernel of op. Function records it where a gradient is required.
+template <auto op, typename Function, typename Arguments = ArgumentsOf<op>>
+auto autograd_kernel(const Arguments& arguments) -> decltype(op(arguments)) {
+  check_devices(arguments);
+  const auto has_tangent = [](const Field<at::Tensor>& field) {
+    return field.value._fw_grad(/*level=*/0).defined();
+  };
+  const auto requires_grad = [](const Field<at::Tensor>& field) {
+    return field.value.requires_grad();
+  };
+  // torch::autograd::Function raises under functorch's transforms and under
+  // forward-mode AD.
+  if (transform_is_active() || any_tensor(arguments, has_tangent)) {
+    return composite_kernel<op>(arguments);
+  }
+  if (at::GradMode::is_enabled() && any_tensor(arguments, requires_grad)) {
+    if constexpr (std::is_same_v<decltype(op(arguments)), ForwardResult>) {
+      return without_gates(Function::record(arguments));
+    } else {
+      return Function::record(arguments);
     }
-    throw;
   }
-}
-
-template <typename Function>
-ForwardResult record_forward(const typename Function::Op::Forward& arguments) {
-  return without_gates(record_forward_with_gates<Function>(arguments));
-}
-
-template <typename Function>
-BackwardResult record_backward(
-    const typename Function::Op::Backward& arguments) {
-  const auto outputs = apply<Function>(arguments);
-  auto output = outputs.begin();
-  const auto& asked = arguments.output_mask;
-  std::array<at::Tensor, std::tuple_size_v<OutputMask>> gradients;
-  for (size_t i = 0; i < gradients.size(); ++i) {
-    gradients[i] = asked[i] ? *output++ : at::Tensor();
-  }
-  return std::tuple_cat(gradients);
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return op(arguments); // through the dispatcher again, below autograd
 }
 
 } // namespace
@@ -380,33 +348,24 @@ BackwardResult record_backward(
 // Results of all operators have derivatives: without, they would silently be
 // constants to whoever differentiates twice.
 TORCH_LIBRARY_IMPL(lltm, Autograd, m) {
-  m.impl(
-      "forward",
-      as_kernel<autograd_kernel<forward, record_forward<LLTMFunction>>>());
+  m.impl("forward", as_kernel<autograd_kernel<forward, LLTMFunction>>());
   m.impl(
       "_forward_with_gates",
-      as_kernel<autograd_kernel<
-          _forward_with_gates,
-          record_forward_with_gates<LLTMFunction>>>());
+      as_kernel<autograd_kernel<_forward_with_gates, LLTMFunction>>());
   m.impl(
-      "backward",
-      as_kernel<
-          autograd_kernel<backward, record_backward<LLTMBackwardFunction>>>());
+      "backward", as_kernel<autograd_kernel<backward, LLTMBackwardFunction>>());
   m.impl(
       "sequence_forward",
-      as_kernel<autograd_kernel<
-          sequence_forward,
-          record_forward<LLTMSequenceFunction>>>());
+      as_kernel<autograd_kernel<sequence_forward, LLTMSequenceFunction>>());
   m.impl(
       "_sequence_forward_with_gates",
       as_kernel<autograd_kernel<
           _sequence_forward_with_gates,
-          record_forward_with_gates<LLTMSequenceFunction>>>());
+          LLTMSequenceFunction>>());
   m.impl(
       "sequence_backward",
-      as_kernel<autograd_kernel<
-          sequence_backward,
-          record_backward<LLTMSequenceBackwardFunction>>>());
+      as_kernel<
+          autograd_kernel<sequence_backward, LLTMSequenceBackwardFunction>>());
 }
 
 } // namespace lltm

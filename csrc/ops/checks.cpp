@@ -7,44 +7,6 @@
 
 namespace lltm {
 
-void check_defined(const char* op, const Field<at::Tensor>& argument) {
-  TORCH_CHECK(
-      argument.value.defined(),
-      expected(
-          op,
-          c10::str(argument.name, " to be a tensor"),
-          "an undefined tensor or None"));
-  TORCH_CHECK(
-      !argument.value.is_nested(),
-      expected(
-          op,
-          c10::str(argument.name, " to be a dense tensor"),
-          "a nested tensor"));
-}
-
-void check_device(
-    const char* op,
-    const Field<at::Tensor>& argument,
-    const at::Tensor& input) {
-  check_defined(op, argument);
-  const auto device = argument.value.device();
-  if (argument.place == Place::kCPU) {
-    // Meta is accepted where input is on meta: fake tensors show meta instead
-    // of their device.
-    TORCH_CHECK(
-        device.is_cpu() || (device.is_meta() && input.is_meta()),
-        expected(op, c10::str(argument.name, " to be on the CPU"), device));
-    return;
-  }
-  TORCH_CHECK(
-      device == input.device(),
-      expected(
-          op,
-          c10::str(
-              argument.name, " to be on the device of input, ", input.device()),
-          device));
-}
-
 namespace {
 
 // For batch_sizes and resets, which have another dtype than input.
@@ -55,50 +17,21 @@ void check_own_dtype(const char* op, const Field<at::Tensor>& argument) {
           at::functorch::maybeGetBatchedImpl(tensor) == nullptr,
       expected(
           op,
-          c10::str(argument.name, " to be the same for all that vmap maps"),
+          argument,
+          "to be the same for all that vmap maps",
           "one that is mapped"));
   TORCH_CHECK(
       tensor.scalar_type() == argument.dtype && tensor.layout() == at::kStrided,
       expected(
           op,
-          c10::str(argument.name, " to be dense with dtype ", argument.dtype),
+          argument,
+          c10::str("to be dense with dtype ", argument.dtype),
           c10::str(
               "layout ",
               tensor.layout(),
               " with dtype ",
               tensor.scalar_type())));
 }
-
-} // namespace
-
-void check_layout_and_dtype(
-    const char* op,
-    const Field<at::Tensor>& argument,
-    const at::Tensor& input) {
-  if (argument.dtype != at::ScalarType::Undefined) {
-    return check_own_dtype(op, argument);
-  }
-  TORCH_CHECK(
-      argument.value.layout() == at::kStrided,
-      expected(
-          op,
-          c10::str(argument.name, " to be a dense tensor"),
-          c10::str("layout ", argument.value.layout())));
-  const auto dtype = input.scalar_type();
-  TORCH_CHECK(
-      dtype == at::kDouble || dtype == at::kFloat || dtype == at::kBFloat16 ||
-          dtype == at::kHalf,
-      expected(
-          op, "input to have dtype Double, Float, BFloat16 or Half", dtype));
-  TORCH_CHECK(
-      argument.value.scalar_type() == dtype,
-      expected(
-          op,
-          c10::str(argument.name, " to have the dtype of input, ", dtype),
-          argument.value.scalar_type()));
-}
-
-namespace {
 
 // In the order of Dim.
 constexpr std::array<const char*, kNumberOfDims> kNames{
@@ -131,9 +64,9 @@ void check_dims(const char* op, const Field<at::Tensor>& argument) {
       argument.value.dim() == expected_dims,
       expected(
           op,
+          argument,
           c10::str(
-              argument.name,
-              " to have ",
+              "to have ",
               expected_dims,
               expected_dims == 1 ? " dimension " : " dimensions ",
               names(argument.shape)),
@@ -141,6 +74,63 @@ void check_dims(const char* op, const Field<at::Tensor>& argument) {
 }
 
 } // namespace
+
+void check_device(
+    const char* op,
+    const Field<at::Tensor>& argument,
+    const at::Tensor& input) {
+  TORCH_CHECK(
+      argument.value.defined(),
+      expected(op, argument, "to be a tensor", "an undefined tensor or None"));
+  TORCH_CHECK(
+      !argument.value.is_nested(),
+      expected(op, argument, "to be a dense tensor", "a nested tensor"));
+  const auto device = argument.value.device();
+  if (argument.place == Place::kCPU) {
+    // Meta is accepted where input is on meta: fake tensors show meta instead
+    // of their device.
+    TORCH_CHECK(
+        device.is_cpu() || (device.is_meta() && input.is_meta()),
+        expected(op, argument, "to be on the CPU", device));
+    return;
+  }
+  TORCH_CHECK(
+      device == input.device(),
+      expected(
+          op,
+          argument,
+          c10::str("to be on the device of input, ", input.device()),
+          device));
+}
+
+void check_layout_and_dtype(
+    const char* op,
+    const Field<at::Tensor>& argument,
+    const at::Tensor& input) {
+  if (argument.dtype != at::ScalarType::Undefined) {
+    return check_own_dtype(op, argument);
+  }
+  TORCH_CHECK(
+      argument.value.layout() == at::kStrided,
+      expected(
+          op,
+          argument,
+          "to be a dense tensor",
+          c10::str("layout ", argument.value.layout())));
+  const auto dtype = input.scalar_type();
+  TORCH_CHECK(
+      dtype == at::kDouble || dtype == at::kFloat || dtype == at::kBFloat16 ||
+          dtype == at::kHalf,
+      expected(
+          op, "input to have dtype Double, Float, BFloat16 or Half", dtype));
+  TORCH_CHECK(
+      argument.value.scalar_type() == dtype,
+      expected(
+          op,
+          argument,
+          c10::str("to have the dtype of input, ", dtype),
+          argument.value.scalar_type()));
+}
 
 Sizes::Sizes(
     const char* op,
@@ -168,9 +158,9 @@ void Sizes::check(const Field<at::Tensor>& argument) {
       equal,
       expected(
           op_,
+          argument,
           c10::str(
-              argument.name,
-              " to have shape ",
+              "to have shape ",
               names(argument.shape),
               " = ",
               c10::SymIntArrayRef(of(argument.shape))),
@@ -192,17 +182,17 @@ std::vector<c10::SymInt> Sizes::of(const Shape& shape) const {
 
 // Takes state_size from the rows, so it can say more than check() does.
 void Sizes::check_weights(const at::Tensor& weights, const at::Tensor& input) {
-  constexpr Shape shape{Dim::kGates, Dim::kFeatures};
-  const auto argument = field("weights", weights, shape);
+  const auto argument = field("weights", weights, kShapeOfWeights);
   check_dims(op_, argument);
   const auto rows = weights.sym_size(0);
   TORCH_SYM_CHECK(
       (rows % 3).sym_eq(0),
       expected(
           op_,
+          argument,
           c10::str(
-              "weights to have shape ",
-              names(shape),
+              "to have shape ",
+              names(argument.shape),
               " with a number of rows divisible by 3"),
           weights.sym_sizes()));
   auto state_size = rows / 3;
@@ -211,9 +201,10 @@ void Sizes::check_weights(const at::Tensor& weights, const at::Tensor& input) {
       weights.sym_size(1).sym_eq(columns),
       expected(
           op_,
+          argument,
           c10::str(
-              "weights to have shape ",
-              names(shape),
+              "to have shape ",
+              names(argument.shape),
               " = [",
               rows,
               ", ",

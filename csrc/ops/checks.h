@@ -18,10 +18,17 @@ std::string expected(const char* op, const std::string& what, const Got& got) {
   return c10::str(op, ": expected ", what, ", but got ", got);
 }
 
-// Also raises if it is nested: the Autograd kernels would fail over the sizes.
-void check_defined(const char* op, const Field<at::Tensor>& argument);
+template <typename Got>
+std::string expected(
+    const char* op,
+    const Field<at::Tensor>& argument,
+    const std::string& what,
+    const Got& got) {
+  return expected(op, c10::str(argument.name, " ", what), got);
+}
 
-// Defined, and where it belongs. input is known to be defined.
+// Defined, not nested, and where it belongs: the Autograd kernels would fail
+// over the sizes of a nested tensor. input is known to be defined, or argument.
 void check_device(
     const char* op,
     const Field<at::Tensor>& argument,
@@ -31,7 +38,7 @@ void check_device(
 // FakeTensor hides the devices from the Meta kernel below them.
 template <typename Arguments>
 void check_devices(const Arguments& a) {
-  check_defined(a.kOperator, field("input", a.input));
+  check_device(a.kOperator, field("input", a.input), a.input);
   for_each_tensor(a, [&](const Field<at::Tensor>& argument) {
     check_device(a.kOperator, argument, a.input);
   });

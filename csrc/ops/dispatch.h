@@ -33,19 +33,16 @@ struct Signature<Result, Arguments, std::tuple<Field<Values>...>> {
   }
 };
 
-template <typename Function>
-struct SignatureOf;
-
 template <typename Result, typename Arguments>
-struct SignatureOf<Result (*)(const Arguments&)>
-    : Signature<Result, Arguments, FieldsOf<Arguments>> {};
+Signature<Result, Arguments, FieldsOf<Arguments>> signature_of(
+    Result (*function)(const Arguments&));
 
 } // namespace detail
 
 // Turns a function of a struct of arguments into what m.impl takes.
 template <auto function>
 constexpr auto as_kernel() {
-  using Signature = detail::SignatureOf<decltype(function)>;
+  using Signature = decltype(detail::signature_of(function));
   return TORCH_FN(Signature::template call<function>);
 }
 
@@ -60,7 +57,7 @@ inline bool transform_is_active() {
 // that does so: each has a handle of its own.
 template <auto op, typename Arguments>
 auto call(const char* name, const Arguments& arguments) {
-  using Type = typename detail::SignatureOf<decltype(op)>::type;
+  using Type = typename decltype(detail::signature_of(op))::type;
   static const auto handle = c10::Dispatcher::singleton()
                                  .findSchemaOrThrow(name, "")
                                  .template typed<Type>();

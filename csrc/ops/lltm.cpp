@@ -26,20 +26,18 @@ namespace {
 
 // What was built, for bug reports: a line "key=value" each.
 std::string build_info() {
-#ifdef LLTM_CUDA_VERSION
-  const std::string cuda = LLTM_CUDA_VERSION;
-  const std::string architectures = LLTM_CUDA_ARCHITECTURES;
-#else
-  const std::string cuda = "not built";
-  const std::string architectures = "none";
-#endif
+  return "built_for_torch=" TORCH_VERSION
 #ifdef __clang__
-  const std::string compiler = __VERSION__; // begins with its name
+         "\ncompiler=" __VERSION__ // begins with its name
 #else
-  const std::string compiler = "gcc " __VERSION__;
+         "\ncompiler=gcc " __VERSION__
 #endif
-  return "built_for_torch=" TORCH_VERSION "\ncompiler=" + compiler +
-      "\ncuda=" + cuda + "\ncuda_architectures=" + architectures;
+#ifdef LLTM_CUDA_VERSION
+         "\ncuda=" LLTM_CUDA_VERSION
+         "\ncuda_architectures=" LLTM_CUDA_ARCHITECTURES;
+#else
+         "\ncuda=not built\ncuda_architectures=none";
+#endif
 }
 
 } // namespace

@@ -2,7 +2,6 @@
 
 #include "ops/arguments.h"
 
-#include <array>
 #include <tuple>
 #include <utility>
 
@@ -12,10 +11,9 @@
 //   auto [new_h, new_cell] =
 //       lltm::forward({input, weights, bias, old_h, old_cell});
 //
-// Shapes: input [batch, input_features], weights [3 * state_size, state_size +
-// input_features] (columns [0, state_size) multiply old_h, the rest multiply
-// input), bias [3 * state_size], old_h and old_cell [batch, state_size]. The
-// rows of weights and bias are chunked into input gate, output gate, candidate.
+// fields() has the shapes. Columns [0, state_size) of weights multiply old_h,
+// and the rest input. The rows of weights and bias are chunked into input gate,
+// output gate, candidate.
 // All arguments share one device and one dtype out of float64, float32,
 // bfloat16 and float16, with any strides. Violations raise c10::Error.
 namespace lltm {
@@ -32,19 +30,14 @@ struct ForwardArguments {
   auto fields() const {
     return std::make_tuple(
         field("input", input, rows(Dim::kInputFeatures)),
-        field("weights", weights, {Dim::kGates, Dim::kFeatures}),
-        field("bias", bias, {Dim::kGates}),
-        field("old_h", old_h, rows(Dim::kStateSize)),
-        field("old_cell", old_cell, rows(Dim::kStateSize)));
+        field("weights", weights, kShapeOfWeights),
+        field("bias", bias, kShapeOfBias),
+        field("old_h", old_h, kShapeOfState),
+        field("old_cell", old_cell, kShapeOfState));
   }
 
-  // Shapes of results, of which only the twin has the gates.
-  std::array<Shape, 3> results() const {
-    return {rows(Dim::kStateSize), rows(Dim::kStateSize), rows(Dim::kGates)};
-  }
-
-  // The shape of input, of states and of results.
-  Shape rows(Dim last) const {
+  // The shape of input and of results.
+  static Shape rows(Dim last) {
     return {Dim::kBatch, last};
   }
 };
@@ -59,30 +52,21 @@ struct BackwardArguments {
   const at::Tensor& input;
   const at::Tensor& weights;
   const at::Tensor& old_h;
-  OutputMask output_mask{true, true, true, true, true};
+  OutputMask output_mask = kAllWanted;
 
   auto fields() const {
     return std::make_tuple(
-        field("grad_h", grad_h, rows(Dim::kStateSize)),
-        field("grad_cell", grad_cell, rows(Dim::kStateSize)),
-        field("new_cell", new_cell, rows(Dim::kStateSize)),
+        field("grad_h", grad_h, kShapeOfState),
+        field("grad_cell", grad_cell, kShapeOfState),
+        field("new_cell", new_cell, kShapeOfState),
         field("gates", gates, rows(Dim::kGates)),
         field("input", input, rows(Dim::kInputFeatures)),
-        field("weights", weights, {Dim::kGates, Dim::kFeatures}),
-        field("old_h", old_h, rows(Dim::kStateSize)),
+        field("weights", weights, kShapeOfWeights),
+        field("old_h", old_h, kShapeOfState),
         field("output_mask", output_mask));
   }
 
-  std::array<Shape, 5> results() const {
-    return {
-        rows(Dim::kInputFeatures),
-        {Dim::kGates, Dim::kFeatures},
-        {Dim::kGates},
-        rows(Dim::kStateSize),
-        rows(Dim::kStateSize)};
-  }
-
-  Shape rows(Dim last) const {
+  static Shape rows(Dim last) {
     return {Dim::kBatch, last};
   }
 };

@@ -18,21 +18,6 @@
 
 namespace lltm {
 
-namespace {
-
-at::Tensor columns_for_h(const at::Tensor& weights, const at::Tensor& old_h) {
-  return weights.narrow_symint(1, 0, old_h.sym_size(1));
-}
-
-at::Tensor columns_for_input(
-    const at::Tensor& weights,
-    const at::Tensor& input,
-    const at::Tensor& old_h) {
-  return weights.narrow_symint(1, old_h.sym_size(1), input.sym_size(1));
-}
-
-} // namespace
-
 at::Tensor pre_activations(
     const at::Tensor& input,
     const at::Tensor& weights,
@@ -40,8 +25,9 @@ at::Tensor pre_activations(
     const at::Tensor& old_h) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(
       c10::autocast_dispatch_keyset);
-  auto gates = at::addmm(bias, old_h, columns_for_h(weights, old_h).t());
-  return gates.addmm_(input, columns_for_input(weights, input, old_h).t());
+  const auto columns = weights.split_with_sizes_symint(
+      {old_h.sym_size(1), input.sym_size(1)}, 1);
+  return at::addmm(bias, old_h, columns[0].t()).addmm_(input, columns[1].t());
 }
 
 BackwardResult pre_activations_backward(
@@ -59,10 +45,11 @@ BackwardResult pre_activations_backward(
   const auto as_input = [&](const at::Tensor& gradient) {
     return gradient.to(input.scalar_type());
   };
+  const auto columns = weights.split_with_sizes_symint(
+      {old_h.sym_size(1), input.sym_size(1)}, 1);
   at::Tensor d_input, d_weights, d_bias, d_old_h;
   if (output_mask[0]) {
-    const auto columns = columns_for_input(weights, input, old_h);
-    d_input = as_input(d_gates.mm(as_gates(columns)));
+    d_input = as_input(d_gates.mm(as_gates(columns[1])));
   }
   if (output_mask[1]) {
     const auto features = at::cat({old_h, input}, 1);
@@ -72,8 +59,7 @@ BackwardResult pre_activations_backward(
     d_bias = as_input(d_gates.sum(0));
   }
   if (output_mask[3]) {
-    const auto columns = columns_for_h(weights, old_h);
-    d_old_h = as_input(d_gates.mm(as_gates(columns)));
+    d_old_h = as_input(d_gates.mm(as_gates(columns[0])));
   }
   return {
       d_input,
@@ -82,8 +68,6 @@ BackwardResult pre_activations_backward(
       d_old_h,
       output_mask[4] ? as_input(d_old_cell) : at::Tensor()};
 }
-
-namespace composite {
 
 namespace {
 
@@ -101,6 +85,8 @@ void warn_without_cuda_kernels([[maybe_unused]] const at::Tensor& tensor) {
 
 } // namespace
 
+namespace composite {
+
 at::Tensor to_opmath(const at::Tensor& tensor) {
   return tensor.to(
       transform_brings_autocast_back(tensor)
@@ -108,53 +94,27 @@ at::Tensor to_opmath(const at::Tensor& tensor) {
           : at::toOpMathType(tensor.scalar_type()));
 }
 
-namespace {
-
-// The activated gates [batch, 3 * state_size], in opmath: products that are
-// rounded before they are activated would cost half types much of their
-// accuracy.
-at::Tensor activate(
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& bias,
-    const at::Tensor& old_h) {
-  const auto features = to_opmath(at::cat({old_h, input}, 1));
-  const auto opmath_weights = to_opmath(weights);
-  const auto opmath_bias = to_opmath(bias);
-  // A device may have autocast where we have no autocast kernel for it.
-  const c10::impl::ExcludeDispatchKeyGuard no_autocast(
-      c10::autocast_dispatch_keyset);
-  const auto chunks =
-      at::linear(features, opmath_weights, opmath_bias).chunk(3, 1);
-  return at::cat(
-      {at::sigmoid(chunks[0]), at::sigmoid(chunks[1]), at::elu(chunks[2])}, 1);
-}
-
-} // namespace
-
 ForwardWithGatesResult step(const ForwardArguments& a) {
   warn_without_cuda_kernels(a.input);
   const auto dtype = a.input.scalar_type();
-  const auto activated = activate(a.input, a.weights, a.bias, a.old_h);
-  const auto chunks = activated.chunk(3, 1);
+  // In opmath: products that are rounded before they are activated would cost
+  // half types much of their accuracy.
+  const auto features = to_opmath(at::cat({a.old_h, a.input}, 1));
+  const auto weights = to_opmath(a.weights);
+  const auto bias = to_opmath(a.bias);
+  const auto old_cell = to_opmath(a.old_cell);
+  // A device may have autocast where we have no autocast kernel for it.
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(
+      c10::autocast_dispatch_keyset);
+  const auto products = at::linear(features, weights, bias).chunk(3, 1);
+  const auto input_gate = at::sigmoid(products[0]);
+  const auto output_gate = at::sigmoid(products[1]);
+  const auto candidate = at::elu(products[2]);
   // contiguous(): elementwise results take over the strides of the arguments.
-  auto new_cell = (to_opmath(a.old_cell) + chunks[2] * chunks[0]).contiguous();
-  auto new_h = (at::tanh(new_cell) * chunks[1]).to(dtype).contiguous();
-  return {std::move(new_h), std::move(new_cell), activated.to(dtype)};
-}
-
-ForwardWithGatesResult forward_with_gates_kernel(
-    const ForwardArguments& arguments) {
-  check_arguments(arguments);
-  auto [new_h, new_cell, activated] = step(arguments);
-  return {
-      std::move(new_h),
-      new_cell.to(arguments.old_cell.scalar_type()),
-      std::move(activated)};
-}
-
-ForwardResult forward_kernel(const ForwardArguments& arguments) {
-  return without_gates(forward_with_gates_kernel(arguments));
+  auto new_cell = (old_cell + candidate * input_gate).contiguous();
+  auto new_h = (at::tanh(new_cell) * output_gate).to(dtype).contiguous();
+  auto gates = at::cat({input_gate, output_gate, candidate}, 1).to(dtype);
+  return {std::move(new_h), std::move(new_cell), std::move(gates)};
 }
 
 std::pair<at::Tensor, at::Tensor> gate_gradients(
@@ -191,12 +151,29 @@ BackwardResult backward_with_gates(
       d_gates, d_cell, a.input, a.weights, a.old_h, a.output_mask);
 }
 
-BackwardResult backward_kernel(const BackwardArguments& arguments) {
+} // namespace composite
+
+template <>
+ForwardWithGatesResult composite_kernel<_forward_with_gates>(
+    const ForwardArguments& arguments) {
   check_arguments(arguments);
-  return backward_with_gates(arguments, at::Tensor());
+  auto [new_h, new_cell, gates] = composite::step(arguments);
+  return {
+      std::move(new_h),
+      new_cell.to(arguments.old_cell.scalar_type()),
+      std::move(gates)};
 }
 
-} // namespace composite
+template <>
+ForwardResult composite_kernel<forward>(const ForwardArguments& arguments) {
+  return without_gates(composite_kernel<_forward_with_gates>(arguments));
+}
+
+template <>
+BackwardResult composite_kernel<backward>(const BackwardArguments& arguments) {
+  check_arguments(arguments);
+  return composite::backward_with_gates(arguments, at::Tensor());
+}
 
 // Any device without kernels in a folder of its own.
 TORCH_LIBRARY_IMPL(lltm, CompositeExplicitAutograd, m) {

@@ -39,18 +39,12 @@ namespace composite {
 
 at::Tensor to_opmath(const at::Tensor& tensor);
 
-// What forward_with_gates_kernel does, without checks; cell states are of
-// opmath.
+// Forward with gates, without checks; new_cell is of opmath.
 ForwardWithGatesResult step(const ForwardArguments& arguments);
-
-ForwardResult forward_kernel(const ForwardArguments& arguments);
-
-ForwardWithGatesResult forward_with_gates_kernel(
-    const ForwardArguments& arguments);
 
 // The gradients of the pre-activations [batch, 3 * state_size], and that of the
 // old cell state, both of opmath. grad_gates, the gradient of the activated
-// gates by themselves, may be undefined. Does not check.
+// gates by themselves, may be undefined.
 std::pair<at::Tensor, at::Tensor> gate_gradients(
     const at::Tensor& grad_h,
     const at::Tensor& grad_cell,
@@ -58,24 +52,23 @@ std::pair<at::Tensor, at::Tensor> gate_gradients(
     const at::Tensor& new_cell,
     const at::Tensor& gates);
 
-// The gradients of all three results of forward with gates. Does not check.
+// The gradients of all three results of forward with gates, without checks.
 BackwardResult backward_with_gates(
     const BackwardArguments& arguments,
     const at::Tensor& grad_gates);
-
-BackwardResult backward_kernel(const BackwardArguments& arguments);
 
 } // namespace composite
 
 // The composite kernel of an operator.
 template <auto op>
-constexpr auto composite_kernel = nullptr;
+auto composite_kernel(const ArgumentsOf<op>& arguments)
+    -> decltype(op(arguments));
 template <>
-inline constexpr auto composite_kernel<forward> = composite::forward_kernel;
+ForwardResult composite_kernel<forward>(const ForwardArguments& arguments);
 template <>
-inline constexpr auto composite_kernel<_forward_with_gates> =
-    composite::forward_with_gates_kernel;
+ForwardWithGatesResult composite_kernel<_forward_with_gates>(
+    const ForwardArguments& arguments);
 template <>
-inline constexpr auto composite_kernel<backward> = composite::backward_kernel;
+BackwardResult composite_kernel<backward>(const BackwardArguments& arguments);
 
 } // namespace lltm

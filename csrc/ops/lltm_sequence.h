@@ -2,21 +2,15 @@
 
 #include "ops/lltm.h"
 
-#include <array>
-
 // The cell over whole sequences, as C++ functions. As those of lltm.h, each
 // call goes through the dispatcher.
 //
-// Shapes: input [time, batch, input_features]; or, with batch_sizes, packed
-// [sum(batch_sizes), input_features]. batch_sizes are those of a
-// PackedSequence: int64, on the CPU, one for each step, never increasing. h0
-// and c0 are [batch, state_size]; weights and bias are as for the cell. Output,
-// cells and gates have a row for each row of input: all their sizes but the
-// last are those of input.
+// fields() has the shapes. batch_sizes are those of a PackedSequence, one for
+// each step and never increasing; input is packed with them, and padded
+// without. Output, cells and gates have a row for each row of input.
 //
-// reverse runs from the last step to the first. resets, of the sizes of input
-// but the last, are bool: where true, the step begins with zeros instead of the
-// state of the step before it.
+// reverse runs from the last step to the first. Where resets are true, the step
+// begins with zeros instead of the state of the step before it.
 namespace lltm {
 
 inline Shape rows_of_sequence(bool packed, Dim last) {
@@ -37,20 +31,15 @@ struct SequenceForwardArguments {
   OptionalTensor resets{};
 
   auto fields() const {
-    constexpr Shape state{Dim::kBatch, Dim::kStateSize};
     return std::make_tuple(
         field("input", input, rows(Dim::kInputFeatures)),
-        field("weights", weights, {Dim::kGates, Dim::kFeatures}),
-        field("bias", bias, {Dim::kGates}),
-        field("h0", h0, state),
-        field("c0", c0, state),
+        field("weights", weights, kShapeOfWeights),
+        field("bias", bias, kShapeOfBias),
+        field("h0", h0, kShapeOfState),
+        field("c0", c0, kShapeOfState),
         field("batch_sizes", batch_sizes, {Dim::kTime}, at::kLong, Place::kCPU),
         field("reverse", reverse),
         field("resets", resets, rows(Dim::kNone), at::kBool));
-  }
-
-  std::array<Shape, 3> results() const {
-    return {rows(Dim::kStateSize), rows(Dim::kStateSize), rows(Dim::kGates)};
   }
 
   // The shape of input and of results.
@@ -73,10 +62,9 @@ struct SequenceBackwardArguments {
   OptionalTensor batch_sizes{};
   bool reverse = false;
   OptionalTensor resets{};
-  OutputMask output_mask{true, true, true, true, true};
+  OutputMask output_mask = kAllWanted;
 
   auto fields() const {
-    constexpr Shape state{Dim::kBatch, Dim::kStateSize};
     return std::make_tuple(
         field("grad_output", grad_output, rows(Dim::kStateSize)),
         field("grad_cells", grad_cells, rows(Dim::kStateSize)),
@@ -84,22 +72,12 @@ struct SequenceBackwardArguments {
         field("cells", cells, rows(Dim::kStateSize)),
         field("gates", gates, rows(Dim::kGates)),
         field("input", input, rows(Dim::kInputFeatures)),
-        field("weights", weights, {Dim::kGates, Dim::kFeatures}),
-        field("h0", h0, state),
+        field("weights", weights, kShapeOfWeights),
+        field("h0", h0, kShapeOfState),
         field("batch_sizes", batch_sizes, {Dim::kTime}, at::kLong, Place::kCPU),
         field("reverse", reverse),
         field("resets", resets, rows(Dim::kNone), at::kBool),
         field("output_mask", output_mask));
-  }
-
-  std::array<Shape, 5> results() const {
-    constexpr Shape state{Dim::kBatch, Dim::kStateSize};
-    return {
-        rows(Dim::kInputFeatures),
-        {Dim::kGates, Dim::kFeatures},
-        {Dim::kGates},
-        state,
-        state};
   }
 
   Shape rows(Dim last) const {

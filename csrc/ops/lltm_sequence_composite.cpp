@@ -11,25 +11,18 @@
 
 namespace lltm {
 
-namespace composite {
-
 namespace {
 
-// A row for each row of input: [rows, ...].
-at::Tensor as_rows(const at::Tensor& tensor, const OptionalTensor& packed) {
-  if (packed) {
-    return tensor;
-  }
-  auto sizes = tensor.sym_sizes().vec();
-  sizes[1] *= sizes[0];
-  sizes.erase(sizes.begin());
-  return tensor.reshape_symint(sizes);
+// A row for each row of input: [rows, columns]. Gradcheck's vmap has no rule
+// for flatten.
+at::Tensor as_rows(const at::Tensor& t) {
+  return t.dim() == 2
+      ? t
+      : t.reshape_symint({t.sym_size(0) * t.sym_size(1), t.sym_size(2)});
 }
 
-OptionalTensor as_rows(
-    const OptionalTensor& tensor,
-    const OptionalTensor& packed) {
-  return tensor ? as_rows(*tensor, packed) : tensor;
+OptionalTensor flat(const OptionalTensor& resets) {
+  return resets ? resets->reshape_symint({resets->sym_numel()}) : resets;
 }
 
 // Rows, with the sizes of input but the last.
@@ -78,7 +71,7 @@ at::Tensor old_state(
 } // namespace
 
 // Few operators for many steps: on a GPU each is a launch.
-at::Tensor old_states(
+at::Tensor composite::old_states(
     const std::vector<SequenceStep>& steps,
     const at::Tensor& states,
     const at::Tensor& initial,
@@ -100,18 +93,19 @@ at::Tensor old_states(
   return resets ? all.masked_fill(resets->unsqueeze(1), 0) : all;
 }
 
-ForwardWithGatesResult sequence_forward_with_gates_kernel(
+template <>
+ForwardWithGatesResult composite_kernel<_sequence_forward_with_gates>(
     const SequenceForwardArguments& a) {
   check_arguments(a);
   const auto steps = at_least_one_step(a);
-  const auto input_rows = as_rows(a.input, a.batch_sizes);
-  const auto reset_rows = as_rows(a.resets, a.batch_sizes);
+  const auto input_rows = as_rows(a.input);
+  const auto reset_rows = flat(a.resets);
   std::vector<at::Tensor> outputs, cells, gates;
   // Not rounded between steps: that would lose what is added to a state that
   // has grown.
-  const auto first_cell = to_opmath(a.c0);
-  const auto opmath_weights = to_opmath(a.weights);
-  const auto opmath_bias = to_opmath(a.bias);
+  const auto first_cell = composite::to_opmath(a.c0);
+  const auto opmath_weights = composite::to_opmath(a.weights);
+  const auto opmath_bias = composite::to_opmath(a.bias);
   auto h = a.h0;
   auto cell = first_cell;
   for (const auto& step : steps) {
@@ -133,28 +127,27 @@ ForwardWithGatesResult sequence_forward_with_gates_kernel(
   return {joined(outputs), joined(cells), joined(gates)};
 }
 
-ForwardResult sequence_forward_kernel(
+template <>
+ForwardResult composite_kernel<sequence_forward>(
     const SequenceForwardArguments& arguments) {
-  return without_gates(sequence_forward_with_gates_kernel(arguments));
+  return without_gates(
+      composite_kernel<_sequence_forward_with_gates>(arguments));
 }
 
-BackwardResult sequence_backward_with_gates(
+BackwardResult composite::sequence_backward_with_gates(
     const SequenceBackwardArguments& a,
     const at::Tensor& grad_gates) {
   const auto steps = at_least_one_step(a);
-  const auto rows = [&](const at::Tensor& tensor) {
-    return as_rows(tensor, a.batch_sizes);
-  };
-  const auto grad_h_rows = rows(a.grad_output);
-  const auto grad_cell_rows = rows(a.grad_cells);
-  const auto cell_rows = rows(a.cells);
-  const auto gate_rows = rows(a.gates);
+  const auto grad_h_rows = as_rows(a.grad_output);
+  const auto grad_cell_rows = as_rows(a.grad_cells);
+  const auto cell_rows = as_rows(a.cells);
+  const auto gate_rows = as_rows(a.gates);
   const auto grad_gate_rows =
-      grad_gates.defined() ? rows(grad_gates) : grad_gates;
-  const auto input_rows = rows(a.input);
-  const auto reset_rows = as_rows(a.resets, a.batch_sizes);
+      grad_gates.defined() ? as_rows(grad_gates) : grad_gates;
+  const auto input_rows = as_rows(a.input);
+  const auto reset_rows = flat(a.resets);
   const auto old_h =
-      old_states(steps, rows(a.output), a.h0, a.reverse, reset_rows);
+      old_states(steps, as_rows(a.output), a.h0, a.reverse, reset_rows);
   // Not rounded between steps.
   const auto opmath_weights = to_opmath(a.weights);
   auto d_h = to_opmath(a.h0.new_zeros_symint(a.h0.sym_sizes()));
@@ -197,23 +190,21 @@ BackwardResult sequence_backward_with_gates(
       a.weights,
       old_h,
       {a.output_mask[0], a.output_mask[1], a.output_mask[2], false, false});
-  const auto d_h0 = d_h.to(a.h0.scalar_type());
-  const auto d_c0 = d_cell.to(a.h0.scalar_type());
+  const auto dtype = a.h0.scalar_type();
   return {
       a.output_mask[0] ? like_input(d_input, a.input) : at::Tensor(),
       d_weights,
       d_bias,
-      a.output_mask[3] ? d_h0 : at::Tensor(),
-      a.output_mask[4] ? d_c0 : at::Tensor()};
+      a.output_mask[3] ? d_h.to(dtype) : at::Tensor(),
+      a.output_mask[4] ? d_cell.to(dtype) : at::Tensor()};
 }
 
-BackwardResult sequence_backward_kernel(
+template <>
+BackwardResult composite_kernel<sequence_backward>(
     const SequenceBackwardArguments& arguments) {
   check_arguments(arguments);
-  return sequence_backward_with_gates(arguments, at::Tensor());
+  return composite::sequence_backward_with_gates(arguments, at::Tensor());
 }
-
-} // namespace composite
 
 TORCH_LIBRARY_IMPL(lltm, CompositeExplicitAutograd, m) {
   m.impl("sequence_forward", as_kernel<composite_kernel<sequence_forward>>());

@@ -17,33 +17,24 @@ at::Tensor old_states(
     bool reverse,
     const OptionalTensor& resets);
 
-ForwardResult sequence_forward_kernel(
-    const SequenceForwardArguments& arguments);
-
-ForwardWithGatesResult sequence_forward_with_gates_kernel(
-    const SequenceForwardArguments& arguments);
-
-// The gradients of all three results of sequence_forward with gates.
-// grad_gates may be undefined. Does not check.
+// The gradients of all three results of sequence_forward with gates, without
+// checks. grad_gates may be undefined.
 BackwardResult sequence_backward_with_gates(
     const SequenceBackwardArguments& arguments,
     const at::Tensor& grad_gates);
-
-BackwardResult sequence_backward_kernel(
-    const SequenceBackwardArguments& arguments);
 
 } // namespace lltm::composite
 
 namespace lltm {
 
 template <>
-inline constexpr auto composite_kernel<sequence_forward> =
-    composite::sequence_forward_kernel;
+ForwardResult composite_kernel<sequence_forward>(
+    const SequenceForwardArguments& arguments);
 template <>
-inline constexpr auto composite_kernel<_sequence_forward_with_gates> =
-    composite::sequence_forward_with_gates_kernel;
+ForwardWithGatesResult composite_kernel<_sequence_forward_with_gates>(
+    const SequenceForwardArguments& arguments);
 template <>
-inline constexpr auto composite_kernel<sequence_backward> =
-    composite::sequence_backward_kernel;
+BackwardResult composite_kernel<sequence_backward>(
+    const SequenceBackwardArguments& arguments);
 
 } // namespace lltm

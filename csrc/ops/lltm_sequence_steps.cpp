@@ -11,14 +11,6 @@ namespace lltm {
 
 namespace {
 
-// Tensors can be expanded to any size; a list of steps cannot.
-void check_number_of_steps(const char* op, int64_t steps) {
-  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-  TORCH_CHECK(
-      steps <= kMost,
-      expected(op, c10::str("at most ", kMost, " steps"), steps));
-}
-
 // Returns null if batch_sizes has no storage. torch.func wraps every argument
 // of an operator, even one that has no derivative, and a wrapper has none.
 const int64_t* data_of(const char* op, const at::Tensor& batch_sizes) {
@@ -115,7 +107,11 @@ std::vector<SequenceStep> sequence_steps(
     const at::Tensor& h0,
     const OptionalTensor& batch_sizes,
     bool reverse) {
-  check_number_of_steps(op, batch_sizes ? batch_sizes->size(0) : input.size(0));
+  // Tensors can be expanded to any size; a list of steps cannot.
+  constexpr int64_t most = std::numeric_limits<int32_t>::max();
+  const auto size = batch_sizes ? batch_sizes->size(0) : input.size(0);
+  TORCH_CHECK(
+      size <= most, expected(op, c10::str("at most ", most, " steps"), size));
   auto steps = batch_sizes ? packed_steps(op, input, h0, *batch_sizes)
                            : padded_steps(input);
   if (reverse) {

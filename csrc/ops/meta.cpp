@@ -5,8 +5,6 @@
 
 #include <torch/library.h>
 
-#include <tuple>
-
 // Meta: shapes only. Outputs are contiguous whatever the strides of the
 // arguments, as the kernels make them. They do not depend on the values of
 // batch_sizes, which a fake tensor does not have.
@@ -14,52 +12,27 @@ namespace lltm {
 
 namespace {
 
-template <typename Arguments>
-ForwardWithGatesResult forward_with_gates_meta(const Arguments& a) {
+template <auto op, typename Arguments = ArgumentsOf<op>>
+auto meta_kernel(const Arguments& a) -> decltype(op(a)) {
   const auto sizes = check_arguments(a);
-  return std::apply(
-      [&](const auto&... shapes) {
-        return ForwardWithGatesResult{
-            a.input.new_empty_symint(sizes.of(shapes))...};
-      },
-      a.results());
-}
-
-template <typename Arguments>
-ForwardResult forward_meta(const Arguments& arguments) {
-  return without_gates(forward_with_gates_meta(arguments));
-}
-
-template <typename Arguments>
-BackwardResult backward_meta(const Arguments& a) {
-  const auto sizes = check_arguments(a);
-  auto asked = a.output_mask.begin();
-  const auto empty_if_asked = [&](const Shape& shape) {
-    return *asked++ ? a.input.new_empty_symint(sizes.of(shape)) : at::Tensor();
-  };
-  return std::apply(
-      [&](const auto&... shapes) {
-        return BackwardResult{empty_if_asked(shapes)...};
-      },
-      a.results());
+  decltype(op(a)) results;
+  for_each_result(a, results, [&](at::Tensor& result, const Shape& shape) {
+    result = a.input.new_empty_symint(sizes.of(shape));
+  });
+  return results;
 }
 
 } // namespace
 
 TORCH_LIBRARY_IMPL(lltm, Meta, m) {
-  m.impl("forward", as_kernel<forward_meta<ForwardArguments>>());
-  m.impl(
-      "_forward_with_gates",
-      as_kernel<forward_with_gates_meta<ForwardArguments>>());
-  m.impl("backward", as_kernel<backward_meta<BackwardArguments>>());
-  m.impl(
-      "sequence_forward", as_kernel<forward_meta<SequenceForwardArguments>>());
+  m.impl("forward", as_kernel<meta_kernel<forward>>());
+  m.impl("_forward_with_gates", as_kernel<meta_kernel<_forward_with_gates>>());
+  m.impl("backward", as_kernel<meta_kernel<backward>>());
+  m.impl("sequence_forward", as_kernel<meta_kernel<sequence_forward>>());
   m.impl(
       "_sequence_forward_with_gates",
-      as_kernel<forward_with_gates_meta<SequenceForwardArguments>>());
-  m.impl(
-      "sequence_backward",
-      as_kernel<backward_meta<SequenceBackwardArguments>>());
+      as_kernel<meta_kernel<_sequence_forward_with_gates>>());
+  m.impl("sequence_backward", as_kernel<meta_kernel<sequence_backward>>());
 }
 
 } // namespace lltm

@@ -10,9 +10,6 @@
 #include <torch/library.h>
 
 #include <algorithm>
-#include <array>
-#include <tuple>
-#include <type_traits>
 
 // The vmap kernels fold a mapped dimension of input and state into the batch,
 // as more rows. Tensors without a batch, such as weights, cannot take it: if
@@ -21,16 +18,11 @@ namespace lltm {
 
 namespace {
 
-template <typename Arguments>
-constexpr bool kIsBackward = std::is_same_v<Arguments, BackwardArguments> ||
-    std::is_same_v<Arguments, SequenceBackwardArguments>;
-
 // Folds what the innermost level of vmap maps into the batch, and results back.
 class MappedBatch {
  public:
   template <typename Arguments>
-  explicit MappedBatch(const Arguments& arguments)
-      : dim_(batch_dim(arguments.rows(Dim::kInputFeatures))) {
+  explicit MappedBatch(const Arguments& arguments) {
     for_each_tensor(arguments, [&](const Field<at::Tensor>& field) {
       if (const auto* mapped =
               at::functorch::maybeGetBatchedImpl(field.value)) {
@@ -44,9 +36,10 @@ class MappedBatch {
       }
       return mapped != nullptr && batch_dim(field.shape) < 0;
     });
-    can_fold_ = level_ > 0 && all_fold && dim_ >= 0;
+    const auto dim = batch_dim(arguments.rows(Dim::kInputFeatures));
+    can_fold_ = level_ > 0 && all_fold && dim >= 0; // packed sequences cannot
     if (can_fold_) {
-      batch_ = arguments.input.sym_size(dim_);
+      batch_ = arguments.input.sym_size(dim);
     }
   }
 
@@ -59,90 +52,64 @@ class MappedBatch {
     if (dim < 0) {
       return field.value;
     }
+    if (const auto* mapped = mapped_here(field.value)) {
+      return mapped->value().movedim(mapped->bdim(), dim).flatten(dim, dim + 1);
+    }
     auto sizes = field.value.sym_sizes().vec();
     sizes.insert(sizes.begin() + dim, mapped_);
-    const auto* mapped = mapped_here(field.value);
-    const auto unfolded = mapped != nullptr
-        ? mapped->value().movedim(mapped->bdim(), dim)
-        : field.value.unsqueeze(dim).expand_symint(sizes);
-    sizes.erase(sizes.begin() + dim);
-    sizes[dim] = mapped_ * batch_;
-    return unfolded.reshape_symint(sizes);
+    return field.value.unsqueeze(dim).expand_symint(sizes).flatten(
+        dim, dim + 1);
   }
 
-  template <typename Results, size_t count>
-  Results unfold(const Results& results, const std::array<Shape, count>& shapes)
-      const {
-    auto shape = shapes.begin();
-    const auto unfold_next = [&](const at::Tensor& tensor) {
-      return unfold(tensor, batch_dim(*shape++));
-    };
-    return std::apply(
-        [&](const auto&... tensors) {
-          return Results{unfold_next(tensors)...};
-        },
-        results);
+  at::Tensor unfold(const at::Tensor& result, const Shape& shape) const {
+    const auto dim = batch_dim(shape);
+    const auto unfolded = result.unflatten_symint(dim, {mapped_, batch_});
+    return at::functorch::makeBatched(unfolded, dim, level_);
   }
 
  private:
-  at::Tensor unfold(const at::Tensor& tensor, int64_t dim) const {
-    if (!tensor.defined()) {
-      return tensor;
-    }
-    auto sizes = tensor.sym_sizes().vec();
-    sizes[dim] = batch_;
-    sizes.insert(sizes.begin() + dim, mapped_);
-    return at::functorch::makeBatched(tensor.view_symint(sizes), dim, level_);
-  }
-
   const at::functorch::BatchedTensorImpl* mapped_here(
       const at::Tensor& tensor) const {
     const auto* mapped = at::functorch::maybeGetBatchedImpl(tensor);
     return mapped != nullptr && mapped->level() == level_ ? mapped : nullptr;
   }
 
-  const int64_t dim_; // of input, -1 if it is packed
   int64_t level_ = 0;
   c10::SymInt mapped_;
   c10::SymInt batch_;
   bool can_fold_ = false;
 };
 
-// Gradients without a batch, as those of weights, are sums over the rows of one
-// mapped call.
-template <typename Arguments>
-bool wants_sums_over_rows(const Arguments& arguments) {
-  if constexpr (kIsBackward<Arguments>) {
-    const auto shapes = arguments.results();
-    for (size_t i = 0; i < shapes.size(); ++i) {
-      if (arguments.output_mask[i] && batch_dim(shapes[i]) < 0) {
-        return true;
-      }
-    }
-  }
-  return false;
-}
-
 template <auto op, typename Arguments = ArgumentsOf<op>>
 auto vmap_kernel(const Arguments& arguments) -> decltype(op(arguments)) {
   check_devices(arguments);
   // vmap comes before autocast in the dispatch order, and composite formulas
   // must not be autocast one by one, each by a rule of its own.
-  if constexpr (!kIsBackward<Arguments>) {
+  decltype(op(arguments)) results;
+  if constexpr (!kAreGradients<decltype(results)>) {
     if (autocast_applies(arguments.input)) {
       return call_in_lower_precision<vmap_kernel<op>>(arguments);
     }
   }
   check_arguments(arguments);
   const MappedBatch batch(arguments);
-  if (!batch.can_fold() || wants_sums_over_rows(arguments)) {
+  bool folds = batch.can_fold();
+  for_each_result(arguments, results, [&](auto&, const Shape& shape) {
+    // A gradient without a batch is a sum over the rows of one mapped call.
+    folds &= batch_dim(shape) >= 0;
+  });
+  if (!folds) {
     return composite_kernel<op>(arguments);
   }
   const c10::impl::ExcludeDispatchKeyGuard below_vmap(
       c10::DispatchKey::FuncTorchBatched);
-  const auto results = call_with_mapped_tensors(
+  results = call_with_mapped_tensors(
       arguments, [&](const auto& field) { return batch.fold(field); }, op);
-  return batch.unfold(results, arguments.results());
+  for_each_result(
+      arguments, results, [&](at::Tensor& result, const Shape& shape) {
+        result = batch.unfold(result, shape);
+      });
+  return results;
 }
 
 } // namespace
