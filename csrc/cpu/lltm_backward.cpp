@@ -61,7 +61,7 @@ void write_d_gates(
 }
 
 template <typename scalar_t, typename gemm_t>
-void backward_step(const BackwardStep<scalar_t>& a) {
+void write_gradients(const BackwardStep<scalar_t>& a) {
   const auto units = 3 * a.sizes.state_size;
   const bool wants_columns =
       a.gradients.d_weights != nullptr || a.gradients.d_bias != nullptr;
@@ -102,11 +102,11 @@ void backward_step(const BackwardStep<scalar_t>& step) {
   if constexpr (kPair<scalar_t> == 2) {
     if (has_bfloat16_gemm()) {
       const ProfiledPath path("lltm::backward_gemm_bfloat16");
-      return backward_step<scalar_t, scalar_t>(step);
+      return write_gradients<scalar_t, scalar_t>(step);
     }
   }
   const ProfiledPath path("lltm::backward_gemm");
-  backward_step<scalar_t, at::opmath_type<scalar_t>>(step);
+  write_gradients<scalar_t, at::opmath_type<scalar_t>>(step);
 }
 
 BackwardResult backward_kernel(const BackwardArguments& a) {

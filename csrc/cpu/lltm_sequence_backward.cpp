@@ -42,8 +42,8 @@ class SequenceBackward {
         old_h_{
             .steps = a_.steps,
             .state_size = a_.sizes.state_size,
-            .states = a_.output,
-            .initial = a_.h0,
+            .h = a_.output,
+            .h0 = a_.h0,
             .resets = a_.resets},
         chunks_(sequence_chunks(a_.steps, kRowsOfABackwardChunk)) {}
 
@@ -192,7 +192,7 @@ class SequenceBackward {
   }
 
   const SequenceBackwardPointers<scalar_t>& a_;
-  const OldStates<scalar_t> old_h_;
+  const OldH<scalar_t> old_h_;
   const std::vector<SequenceChunk> chunks_;
   const bool wants_columns_ =
       a_.gradients.d_weights != nullptr || a_.gradients.d_bias != nullptr;

@@ -101,8 +101,14 @@ class SequenceBackwardRecurrence {
     const auto nanoseconds = a_.sizes.batch * a_.sizes.state_size *
         (6 * a_.sizes.state_size / kFlopPerNanosecond +
          kNanosecondsOfGatesBackward);
-    return shape_for_steps<gemm_t>(
-        a_.sizes, nanoseconds, a_.steps.size(), a_.packed, panels_);
+    return shape_for_steps(
+        nanoseconds,
+        a_.steps.size(),
+        a_.sizes.batch,
+        a_.packed,
+        a_.sizes.state_size,
+        sizeof(gemm_t),
+        panels_);
   }
 
   Matrix<gemm_t> packed(int64_t panel) const {
@@ -205,7 +211,7 @@ class SequenceBackwardRecurrence {
       Matrix<const gemm_t> d_gates) const {
     const Matrix<opmath_t> d_h{d_h_.data(), a_.sizes.state_size};
     for (int64_t j = 0; j < panels.size(); ++j) {
-      const auto i = panels.begin + block_in_turn(step, j, panels.size());
+      const auto i = panels.begin + panel_in_turn(step, j, panels.size());
       const auto unit = i * width_;
       gemm<gemm_t>(
           kMethod,

@@ -113,8 +113,8 @@ ForwardWithGatesResult sequence_forward_kernel_impl(
             .old_h =
                 {.steps = steps,
                  .state_size = state_size,
-                 .states = output.const_data_ptr<scalar_t>(),
-                 .initial = h0->const_data_ptr<scalar_t>(),
+                 .h = output.const_data_ptr<scalar_t>(),
+                 .h0 = h0->const_data_ptr<scalar_t>(),
                  .resets = resets},
             .old_cell =
                 {steps,

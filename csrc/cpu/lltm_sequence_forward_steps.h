@@ -34,7 +34,7 @@ struct SequenceForwardPointers {
   const scalar_t* input;
   const scalar_t* weights;
   const scalar_t* bias;
-  OldStates<scalar_t> old_h;
+  OldH<scalar_t> old_h;
   OldCells<scalar_t> old_cell;
   scalar_t* output;
   scalar_t* cells;
@@ -253,7 +253,7 @@ class SequenceForward {
       const Part rows_of_block(rows.size(), block, blocks);
       for (int64_t j = 0; j < panels.size(); ++j) {
         const auto panel =
-            panels.begin + block_in_turn(i + block, j, panels.size());
+            panels.begin + panel_in_turn(i + block, j, panels.size());
         one_panel(
             panel,
             rows_of_block,
@@ -386,8 +386,14 @@ class SequenceForward {
   TeamShape shape() const {
     const auto nanoseconds = a_.sizes.batch * a_.sizes.state_size *
         (6 * a_.sizes.features() / kFlopPerNanosecond + kNanosecondsOfGates);
-    return shape_for_steps<gemm_t>(
-        a_.sizes, nanoseconds, a_.steps.size(), a_.packed, panels_);
+    return shape_for_steps(
+        nanoseconds,
+        a_.steps.size(),
+        a_.sizes.batch,
+        a_.packed,
+        a_.sizes.state_size,
+        sizeof(gemm_t),
+        panels_);
   }
 
   // The products that are kept fit in half of an L2 cache.

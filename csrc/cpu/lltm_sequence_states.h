@@ -1,6 +1,5 @@
 #pragma once
 
-#include "cpu/cell_sizes.h"
 #include "cpu/primitives/pack.h"
 #include "cpu/primitives/scratch.h"
 #include "cpu/primitives/team.h"
@@ -16,35 +15,6 @@
 #include <vector>
 
 namespace lltm {
-
-// The block of weights that a step takes as its i-th. The order alternates, so
-// a step begins with the blocks that the step before it has left in the cache.
-// 100x1x512x512 takes 35 % less time on the Xeon.
-constexpr int64_t block_in_turn(int64_t step, int64_t i, int64_t blocks) {
-  return step % 2 == 0 ? i : blocks - 1 - i;
-}
-
-// How the threads divide steps that each multiply with the weights for h. A
-// group of rows reads all of these weights, so its products should take longer
-// than reading them. Fewer rows are enough if the weights fit in the cache of a
-// thread. Measured on Zen 5. The rows of a packed sequence become fewer, and
-// groups of them would leave threads idle.
-template <typename gemm_t>
-TeamShape shape_for_steps(
-    const CellSizes& sizes,
-    int64_t nanoseconds_per_step,
-    int64_t steps,
-    bool packed,
-    int64_t panels) {
-  const auto weight_bytes =
-      3 * sizes.state_size * sizes.state_size * int64_t(sizeof(gemm_t));
-  const int64_t rows_of_a_group = weight_bytes <= 512 * 1024 ? 8 : 32;
-  return team_shape(
-      nanoseconds_per_step,
-      steps,
-      packed ? 1 : sizes.batch / rows_of_a_group,
-      panels);
-}
 
 // The rows that begin a new sequence.
 struct Resets {
@@ -69,14 +39,13 @@ inline Resets bytes_of(const at::Tensor& resets) {
                        : nullptr};
 }
 
-// The h that each step of a sequence begins with, from the h of all steps and
-// the initial one: rows of state_size.
+// The h that each step of a sequence begins with: rows of state_size.
 template <typename scalar_t>
-struct OldStates {
+struct OldH {
   const std::vector<SequenceStep>& steps;
   int64_t state_size;
-  const scalar_t* states;
-  const scalar_t* initial;
+  const scalar_t* h; // of all steps
+  const scalar_t* h0;
   Resets resets;
 
   // The h that rows [begin, end) of a step begin with. It is copied to scratch,
@@ -105,8 +74,8 @@ struct OldStates {
  private:
   const scalar_t* row_of(int64_t i, int64_t row) const {
     return row < steps[i].carried
-        ? states + (steps[i - 1].first_row + row) * state_size
-        : initial + row * state_size;
+        ? h + (steps[i - 1].first_row + row) * state_size
+        : h0 + row * state_size;
   }
 };
 

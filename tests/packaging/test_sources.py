@@ -15,7 +15,7 @@ FILES = [path.relative_to(CSRC) for path in sorted(CSRC.rglob("*.*"))]
 MOST = {
     "ops": (20, 2470),
     "cpu": (33, 4420),
-    "a step forward": (29, 3200),
+    "a step forward": (29, 3220),
     "a sequence forward": (37, 4470),
 }
 # A reader begins with the file of the CPU's kernel and the file of the schemas.

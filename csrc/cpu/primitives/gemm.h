@@ -72,6 +72,18 @@ bool is_onednn_faster() {
        cpu_capability() == CPUCapability::kAVX512);
 }
 
+// Terms that oneDNN's products take, with zeros beyond size. There are few such
+// numbers, because oneDNN generates a kernel for each and keeps it.
+template <typename gemm_t>
+int64_t terms_of(int64_t size) {
+  if (size < kVector) {
+    return round_up(size, kPair<gemm_t>);
+  }
+  const int64_t least = size > kMaxK<gemm_t> ? 32 : 8;
+  return round_up(
+      size, kPair<gemm_t> == 2 ? std::max(least, terms_of_a_tile()) : least);
+}
+
 // Terms of a call, of those that remain.
 template <typename gemm_t>
 int64_t terms_of_a_call(int64_t left) {

@@ -16,18 +16,6 @@
 
 namespace lltm {
 
-// Terms that oneDNN's products take, with zeros beyond size. There are few such
-// numbers, because oneDNN generates a kernel for each and keeps it.
-template <typename gemm_t>
-int64_t terms_of(int64_t size) {
-  if (size < kVector) {
-    return round_up(size, kPair<gemm_t>);
-  }
-  const int64_t least = size > kMaxK<gemm_t> ? 32 : 8;
-  return round_up(
-      size, kPair<gemm_t> == 2 ? std::max(least, terms_of_a_tile()) : least);
-}
-
 // Sums of so many terms are added up, and then added to one another. One chain
 // over a batch of 131,072 rows has three times the error of PyTorch's product.
 constexpr int64_t kTermsOfASum = 8192;
