@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lltm_ops.functional import _new_cell, _new_h
+
 
 # TorchScript reads the annotations.
 def run_step_by_step(
@@ -110,11 +112,10 @@ def _layer_norm_cell(
     products = F.linear(torch.cat([old_h, input], 1), weights).chunk(3, 1)
     scale = scales[0].chunk(4)
     shift = bias.chunk(3)
-    input_gate = torch.sigmoid(F.layer_norm(products[0], size, scale[0], shift[0]))
-    output_gate = torch.sigmoid(F.layer_norm(products[1], size, scale[1], shift[1]))
-    candidate = F.elu(F.layer_norm(products[2], size, scale[2], shift[2]))
-    new_cell = old_cell + candidate * input_gate
-    normalised = F.layer_norm(new_cell, size, scale[3], scales[1])
-    new_h = torch.tanh(normalised) * output_gate
+    input_gate = F.layer_norm(products[0], size, scale[0], shift[0])
+    output_gate = F.layer_norm(products[1], size, scale[1], shift[1])
+    candidate = F.layer_norm(products[2], size, scale[2], shift[2])
+    new_cell = _new_cell(input_gate, candidate, old_cell)
+    new_h = _new_h(output_gate, F.layer_norm(new_cell, size, scale[3], scales[1]))
     # Autocast normalises in float32.
     return new_h.to(products[0].dtype), new_cell.to(products[0].dtype)

@@ -186,6 +186,13 @@ def reference(
     """
     gates = F.linear(torch.cat([old_h, input], dim=1), weights, bias)
     input_gate, output_gate, candidate = gates.chunk(3, dim=1)
-    new_cell = old_cell + F.elu(candidate) * torch.sigmoid(input_gate)
-    new_h = torch.tanh(new_cell) * torch.sigmoid(output_gate)
-    return new_h, new_cell
+    new_cell = _new_cell(input_gate, candidate, old_cell)
+    return _new_h(output_gate, new_cell), new_cell
+
+
+def _new_cell(input_gate: Tensor, candidate: Tensor, old_cell: Tensor) -> Tensor:
+    return old_cell + F.elu(candidate) * torch.sigmoid(input_gate)
+
+
+def _new_h(output_gate: Tensor, new_cell: Tensor) -> Tensor:
+    return torch.tanh(new_cell) * torch.sigmoid(output_gate)
