@@ -21,8 +21,7 @@ def saved_and_loaded(module):
 def test_functional_forms_script():
     inputs = sample_inputs()
     for function in (lltm_ops.forward, lltm_ops.reference):
-        for ours, eager in zip(torch.jit.script(function)(*inputs), function(*inputs), strict=True):
-            torch.testing.assert_close(ours, eager)
+        torch.testing.assert_close(torch.jit.script(function)(*inputs), function(*inputs))
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -34,8 +33,7 @@ def test_module_scripted_saved_and_loaded(bias, batch, with_state):
     state = (torch.randn(*lead, 4), torch.randn(*lead, 4)) if with_state else None
     input = torch.randn(*lead, 5)
     loaded = saved_and_loaded(torch.jit.script(cell))
-    for ours, eager in zip(loaded(input, state), cell(input, state), strict=True):
-        assert torch.equal(ours, eager)
+    torch.testing.assert_close(loaded(input, state), cell(input, state), rtol=0, atol=0)
 
 
 def test_trains_after_loading():
@@ -49,8 +47,7 @@ def test_trains_after_loading():
             new_h, new_cell = module(input)
             (new_h.sum() + new_cell.square().sum()).backward()
             optimizer.step()
-    for ours, eager in zip(loaded.parameters(), cell.parameters(), strict=True):
-        torch.testing.assert_close(ours, eager)
+    torch.testing.assert_close([*loaded.parameters()], [*cell.parameters()])
 
 
 @each_sequence_kind
@@ -68,8 +65,7 @@ def run(input, weights, bias, h0, c0, {options}):
         for tensor in inputs[:5]:
             tensor.grad = None
         actual = gradients(unit.run, inputs)
-    for ours, eager in zip(actual, expected, strict=True):
-        torch.testing.assert_close(ours, eager)
+    torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.filterwarnings("error::torch.jit.TracerWarning")
@@ -78,11 +74,9 @@ def test_traced_and_frozen():
     input = torch.randn(3, 5)
     traced = torch.jit.trace(cell, (input, (torch.randn(3, 4), torch.randn(3, 4))))
     without_state = torch.jit.trace(cell, (input,))
-    for ours, eager in zip(without_state(input[:2]), cell(input[:2]), strict=True):
-        torch.testing.assert_close(ours, eager)
+    torch.testing.assert_close(without_state(input[:2]), cell(input[:2]))
     assert "lltm::forward" in str(traced.inlined_graph)
     frozen = torch.jit.freeze(torch.jit.script(cell))
     state = (torch.randn(2, 4), torch.randn(2, 4))
     for module in (saved_and_loaded(traced), frozen):
-        for ours, eager in zip(module(input[:2], state), cell(input[:2], state), strict=True):
-            torch.testing.assert_close(ours, eager)
+        torch.testing.assert_close(module(input[:2], state), cell(input[:2], state))

@@ -26,6 +26,8 @@ from torch.nn.utils.rnn import pack_sequence
 
 import lltm_ops
 
+assert_close = torch.testing.assert_close
+
 
 @pytest.fixture(autouse=True)
 def fresh_dynamo():
@@ -51,11 +53,6 @@ class GraphRecorder:
             return make_boxed_func(graph_module.forward)
 
         return compiler
-
-
-def outputs_close(actual, expected):
-    for ours, eager in zip(actual, expected, strict=True):
-        torch.testing.assert_close(ours, eager)
 
 
 def copies_of(inputs):
@@ -91,7 +88,7 @@ def test_our_operators_stand_in_the_training_graph_of_scan():
     recorder = GraphRecorder()
     leaves = sequence_inputs(requires_grad=True)[:5]
     compiled = torch.compile(over_time, backend=recorder.backend, fullgraph=True)
-    outputs_close(gradients(compiled, leaves), gradients(sequence, copies_of(leaves)))
+    assert_close(gradients(compiled, leaves), gradients(sequence, copies_of(leaves)))
     assert "lltm._forward_with_gates.default" in recorder.forward
     assert "lltm.backward.default" in recorder.backward
     assert not any("sigmoid" in call or "tanh" in call for call in recorder.backward)
@@ -123,10 +120,10 @@ def test_compile_inference_and_training(device, operator, dynamic, backend):
     step = torch.compile(operator.forward, backend=backend, fullgraph=True, dynamic=dynamic)
     with torch.no_grad():
         inputs = operator.inputs(device)
-        outputs_close(step(*inputs), operator.forward(*inputs))
+        assert_close(step(*inputs), operator.forward(*inputs))
     inputs = operator.inputs(device, requires_grad=True)
     copies = copies_of(inputs)
-    outputs_close(gradients(step, inputs), gradients(operator.forward, copies))
+    assert_close(gradients(step, inputs), gradients(operator.forward, copies))
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])
@@ -141,7 +138,7 @@ def test_one_graph_for_many_sizes(operator, requires_grad):
     # No two sizes of the first are equal: torch.compile would take them for one.
     for time, batch in ((7, 3), (3, 2), (7, 5), (50, 16), (5, 33)):
         inputs = operator.inputs(shape=(time, batch, 5, 4), requires_grad=requires_grad)
-        outputs_close(step(*inputs), operator.forward(*inputs))
+        assert_close(step(*inputs), operator.forward(*inputs))
     assert counter.frame_count == 1
 
 
@@ -166,13 +163,13 @@ def test_a_cell_whose_batch_is_a_value():
     even = torch.arange(8) % 2 == 0
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         actual = step_of_some(input, h, c, even, ~even)
-    torch.testing.assert_close(actual, cell(input[even], (h[~even], c[~even])))
+    assert_close(actual, cell(input[even], (h[~even], c[~even])))
 
 
 def test_compiled_arguments_of_any_strides():
     step = torch.compile(lltm_ops.forward, backend="aot_eager", fullgraph=True)
     inputs = [t.t().contiguous().t() if t.dim() == 2 else t for t in sample_inputs()]
-    outputs_close(step(*inputs), lltm_ops.forward(*inputs))
+    assert_close(step(*inputs), lltm_ops.forward(*inputs))
 
 
 def test_a_model_around_the_cell():
@@ -187,14 +184,14 @@ def test_a_model_around_the_cell():
 
     arguments = (torch.randn(3, 3, 4), torch.randn(3, 4), torch.randn(3, 4))
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    outputs_close(compiled(*arguments), model(*arguments))
+    assert_close(compiled(*arguments), model(*arguments))
     for function in (compiled, model):
         cell.zero_grad()
         sum(output.square().sum() for output in function(*arguments)).backward()
         found = [parameter.grad for parameter in cell.parameters()]
         if function is compiled:
             expected = found
-    outputs_close(found, expected)
+    assert_close(found, expected)
 
 
 @each_device
@@ -207,7 +204,7 @@ def test_compiled_autograd(device, operator, dynamic):
     compiler = torch.compile(backend=recorder.backend, fullgraph=True, dynamic=dynamic)
     with torch._dynamo.compiled_autograd._enable(compiler):
         actual = gradients(operator.forward, inputs)
-    outputs_close(actual, gradients(operator.forward, copies))
+    assert_close(actual, gradients(operator.forward, copies))
     assert str(operator.backward.default) in recorder.forward
 
 
@@ -226,7 +223,7 @@ def test_compiled_autograd_of_some_gradients(required):
     for ours, eager in zip(actual, expected, strict=True):
         assert (ours is None) == (eager is None)
         if ours is not None:
-            torch.testing.assert_close(ours, eager)
+            assert_close(ours, eager)
 
 
 @needs_cuda
@@ -238,7 +235,7 @@ def test_cuda_graphs_of_inductor():
     for _ in range(4):
         for tensor in inputs:
             tensor.grad = None
-        outputs_close(gradients(step, inputs), expected)
+        assert_close(gradients(step, inputs), expected)
 
 
 class Step(torch.nn.Module):
@@ -279,7 +276,7 @@ def test_export_with_dynamic_batch_saved_and_loaded(tmp_path):
     loaded = torch.export.load(path).module()
     for batch in (1, 3, 64):
         arguments = step_arguments(batch)
-        outputs_close(loaded(*arguments), model(*arguments))
+        assert_close(loaded(*arguments), model(*arguments))
 
 
 def test_exported_module_trains():
@@ -288,7 +285,7 @@ def test_exported_module_trains():
     arguments = step_arguments(7)
     for function in (module, model):
         sum(output.sum() for output in function(*arguments)).backward()
-    outputs_close(
+    assert_close(
         [parameter.grad for parameter in module.parameters()],
         [parameter.grad for parameter in model.parameters()],
     )
@@ -321,7 +318,7 @@ def test_modules_are_leaves_of_torch_fx(tracer):
     packed = pack_sequence([torch.randn(length, 4) for length in (3, 2)])
     arguments = torch.randn(3, 5), (torch.randn(3, 4), torch.randn(3, 4)), packed
     actual, expected = torch.fx.GraphModule(model, graph)(*arguments), model(*arguments)
-    outputs_close(
+    assert_close(
         actual[0] + (actual[1], actual[2].data), expected[0] + (expected[1], expected[2].data)
     )
 
@@ -342,4 +339,4 @@ def test_aot_inductor_package(device, tmp_path):
         loaded = torch._inductor.aoti_load_package(path)
         for batch in (1, 3, 64):
             arguments = step_arguments(batch, device)
-            outputs_close(loaded(*arguments), model(*arguments))
+            assert_close(loaded(*arguments), model(*arguments))

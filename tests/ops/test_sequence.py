@@ -37,8 +37,7 @@ def test_steps_that_no_sequence_has(reverse, zeros):
         outputs = forward(*tensors, torch.tensor(sizes), reverse)
         [torch.full((12, 9), float("nan")) for _ in range(50)]  # what fresh memory may hold
         results.append([*outputs, *torch.autograd.grad(outputs[0].sum(), tensors)])
-    for ours, exact in zip(*results, strict=True):
-        assert torch.equal(ours, exact)
+    torch.testing.assert_close(*results, rtol=0, atol=0)
 
 
 def test_a_reset_is_any_byte_but_zero():
@@ -48,8 +47,7 @@ def test_a_reset_is_any_byte_but_zero():
     for resets in (bytes_of_resets.view(torch.bool), bytes_of_resets.bool()):
         output, _ = forward(input, weights, bias, h0, c0, resets=resets)
         results.append([output, *torch.autograd.grad(output.sum(), [input, weights, h0])])
-    for ours, exact in zip(*results, strict=True):
-        assert torch.equal(ours, exact)
+    torch.testing.assert_close(*results, rtol=0, atol=0)
 
 
 def test_a_reset_begins_a_new_sequence_also_after_what_is_not_finite():
@@ -100,8 +98,7 @@ def test_called_by_many_threads_at_once():
     expected = forward(*inputs)
     with ThreadPoolExecutor(8) as pool:
         for outputs in pool.map(lambda _: forward(*inputs), range(64)):
-            for ours, exact in zip(outputs, expected, strict=True):
-                assert torch.equal(ours, exact)
+            torch.testing.assert_close(outputs, expected, rtol=0, atol=0)
 
 
 def memory_allocated(op, *inputs):

@@ -234,22 +234,45 @@ def test_make_demo_replaces_nothing_elsewhere(options):
     assert "--anew" not in printed
 
 
-def test_without_library(package_without_library):
-    status, output = run("import lltm_ops", package_without_library)
+@pytest.mark.parametrize(
+    ("files", "variables", "words"),
+    [
+        (
+            [],
+            {},
+            r"expected a library built for torch \S+ in \S+, but got none: build it with "
+            r"`pip install --no-build-isolation \.`",
+        ),
+        (
+            [f"lltm_ops/_C_torch{name}.abi3.so" for name in ("2_9_cpu", "2_10_cpu", "2_10_cu13")],
+            {},
+            r".*but got those for torch 2\.9 \(cpu\), 2\.10 \(cpu, cu13\): build it with",
+        ),
+        # It hides an installed package from a Python started there, or with it on PYTHONPATH.
+        (
+            ["csrc/ops/lltm.cpp"],
+            {},
+            ".*but got none: this is a checkout, so either build here with",
+        ),
+        (["csrc/of_another_package.cpp"], {}, ".*got none: build it with `pip install"),
+        (
+            ["csrc/of_another_package.cpp"],
+            {"LLTM_OPS_JIT": "1"},
+            r"LLTM_OPS_JIT=1 compiles the C\+\+ sources of a checkout, but .*installed "
+            r"without them.*\(there is no \S+/csrc/ops/lltm\.cpp\): start Python in a checkout, "
+            "or unset it",
+        ),
+    ],
+    ids=["none", "of other versions", "checkout", "csrc of another", "just in time"],
+)
+def test_without_library(package_without_library, files, variables, words):
+    for file in files:
+        path = package_without_library / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    status, output = run("import lltm_ops", package_without_library, **variables)
     assert status == 1
-    assert re.search(
-        r"ImportError: lltm_ops: expected a library built for torch \S+ in \S+, but got none: "
-        r"build it with `pip install --no-build-isolation \.`",
-        output,
-    ), output
-
-
-def test_with_libraries_for_other_versions_of_torch(package_without_library):
-    for name in ("2_9_cpu", "2_10_cpu", "2_10_cu13"):
-        (package_without_library / "lltm_ops" / f"_C_torch{name}.abi3.so").touch()
-    status, output = run("import lltm_ops", package_without_library)
-    assert status == 1
-    assert "but got those for torch 2.9 (cpu), 2.10 (cpu, cu13): build it with" in output
+    assert re.search(f"^ImportError: lltm_ops: {words}", output, re.MULTILINE), output
 
 
 def test_a_torch_without_a_library():
@@ -283,26 +306,6 @@ def test_which_library_is_taken(monkeypatch, tmp_path, cuda, found):
     for name in ("2_12_cu12", "2_13_cpu", "2_13_cu13", "2_14_cpu", "2_14_cu12"):
         (tmp_path / f"_C_torch{name}.abi3.so").touch()
     assert _extension.find_library().name == f"_C_torch2_13_{found}.abi3.so"
-
-
-def test_in_a_checkout_that_was_not_built(package_without_library):
-    """It hides an installed package from a Python started there, or with it on PYTHONPATH."""
-    schemas = package_without_library / _extension.SCHEMAS.relative_to(ROOT)
-    schemas.parent.mkdir(parents=True)
-    schemas.touch()
-    status, output = run("import lltm_ops", package_without_library)
-    assert status == 1
-    assert "but got none: this is a checkout, so either build here with" in output
-
-
-def test_a_csrc_of_another_package_is_no_checkout(package_without_library):
-    (package_without_library / "csrc").mkdir()
-    for words, variables in (
-        ("got none: build it with `pip install", {}),
-        ("installed without them", {"LLTM_OPS_JIT": "1"}),
-    ):
-        status, output = run("import lltm_ops", package_without_library, **variables)
-        assert status == 1 and words in output
 
 
 def test_ninja_beside_python_is_found(monkeypatch):
@@ -350,17 +353,6 @@ def test_a_library_that_does_not_load(package_without_library, write, reason):
         output,
         re.MULTILINE,
     ), output
-
-
-def test_just_in_time_without_sources(package_without_library):
-    status, output = run("import lltm_ops", package_without_library, LLTM_OPS_JIT="1")
-    assert status == 1
-    assert re.search(
-        r"ImportError: lltm_ops: LLTM_OPS_JIT=1 compiles the C\+\+ sources of a checkout, but .* "
-        rf"\(there is no {package_without_library}/csrc/ops/lltm.cpp\): start Python in a "
-        "checkout, or unset it",
-        output,
-    )
 
 
 def test_just_in_time_an_upgrade_takes_no_object_of_the_version_before(monkeypatch):

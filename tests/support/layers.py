@@ -13,20 +13,13 @@ STRUCTURES = [
 ]
 each_structure = pytest.mark.parametrize("options", STRUCTURES, ids=str)
 SLOW_OPTIONS = [{"layer_norm": True}, {"zoneout": 0.3}, {"recurrent_dropout": 0.3}]
+assert_close = torch.testing.assert_close
 each_slow_option = pytest.mark.parametrize("slow", SLOW_OPTIONS, ids=str)
 
 
 def state_of(layer, *batch, **both):
     count = layer.num_layers * (2 if layer.bidirectional else 1)
     return tuple(torch.randn(count, *batch, layer.hidden_size, **both) for _ in range(2))
-
-
-def assert_close(actual, expected, **tolerance):
-    for ours, exact in zip(actual, expected, strict=True):
-        if isinstance(ours, tuple):
-            assert_close(ours, exact, **tolerance)
-        else:
-            torch.testing.assert_close(ours, exact, **tolerance)
 
 
 class Times(nn.Module):

@@ -228,9 +228,29 @@ def check_operator(case: Case, statistics: Statistics, threads_matter: bool) -> 
 # -- Modules ---------------------------------------------------------------------------------------
 
 
-def differentiable(case: Case, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The same views, which require gradients if any result is differentiated."""
-    return [t.detach().requires_grad_(any(case.differentiated)) for t in tensors]
+def tensors_of(
+    case: Case, make: Maker, module: torch.nn.Module, input: tuple[int, ...], **states: Any
+) -> dict[str, Tensor]:
+    """Input, parameters and states, of these sizes, by name. The module gets the parameters.
+
+    They require gradients if any result is differentiated.
+    """
+    parameters = dict(module.named_parameters())
+    named = {"input": make.tensor("input", *input)}
+    for name, parameter in parameters.items():
+        named[name] = make.tensor(name.split("_")[0], *parameter.shape)
+    for name, sizes in states.items():
+        if case.gives_hx:
+            named[name] = make.tensor("state", *sizes)
+    if case.special is not None:
+        make.put_special(case.special, list(named.values()))
+    requires_grad = any(case.differentiated)
+    for name, tensor in named.items():
+        named[name] = tensor.detach().requires_grad_(requires_grad)
+        if name in parameters:
+            named[name] = torch.nn.Parameter(named[name], requires_grad)
+            setattr(module, name, named[name])
+    return named
 
 
 def gradients(
@@ -276,24 +296,7 @@ def check_cell(case: Case, statistics: Statistics) -> None:
     batch = () if case.form == "unbatched" else (case.batch,)
     f, s = case.features, case.state
     module = lltm_ops.LLTMCell(f, s, bias=case.bias, dtype=make.dtype)
-    tensors = [make.tensor("input", *batch, f), make.tensor("weights", 3 * s, s + f)]
-    names = ["input", "weights"]
-    if case.bias:
-        tensors.append(make.tensor("bias", 3 * s))
-        names.append("bias")
-    if case.gives_hx:
-        tensors += [make.tensor("state", *batch, s) for _ in range(2)]
-        names += ["h", "c"]
-    if case.special is not None:
-        make.put_special(case.special, tensors)
-    leaves = differentiable(case, tensors)
-    named = dict(zip(names, leaves, strict=True))
-    module.weights = torch.nn.Parameter(named["weights"], requires_grad=any(case.differentiated))
-    if case.bias:
-        module.bias = torch.nn.Parameter(named["bias"], requires_grad=any(case.differentiated))
-    named["weights"] = module.weights
-    if case.bias:
-        named["bias"] = module.bias
+    named = tensors_of(case, make, module, (*batch, f), h=(*batch, s), c=(*batch, s))
     hx = (named["h"], named["c"]) if case.gives_hx else None
     make.watch()
 
@@ -336,9 +339,9 @@ def check_cell(case: Case, statistics: Statistics) -> None:
     by_name = dict(zip(("input", "weights", "bias", "h", "c"), expected, strict=True))
     check_gradients(
         case,
-        names,
+        list(named),
         results,
-        [by_name[n].map(lambda t, n=n: t.reshape(named[n].shape)) for n in names],
+        [by_name[n].map(lambda t, n=n: t.reshape(named[n].shape)) for n in named],
         statistics,
     )
 
@@ -360,21 +363,10 @@ class LayerCall:
             dtype=make.dtype,
             return_cells=case.return_cells,
         )
-        named = {"input": make.tensor("input", *self._rows(), case.features)}
-        for name, parameter in list(self.module.named_parameters()):
-            named[name] = make.tensor(name.split("_")[0], *parameter.shape)
-        if case.gives_hx:
-            batch = () if case.form == "unbatched" else (case.batch,)
-            for name in ("h_0", "c_0"):
-                named[name] = make.tensor("state", case.layers * directions, *batch, case.state)
-        if case.special is not None:
-            make.put_special(case.special, list(named.values()))
-        leaves = differentiable(case, list(named.values()))
-        self.named = dict(zip(named, leaves, strict=True))
-        for name, _ in list(self.module.named_parameters()):
-            parameter = torch.nn.Parameter(self.named[name], any(case.differentiated))
-            setattr(self.module, name, parameter)
-            self.named[name] = parameter
+        batch = () if case.form == "unbatched" else (case.batch,)
+        state = (case.layers * directions, *batch, case.state)
+        input = (*self._rows(), case.features)
+        self.named = tensors_of(case, make, self.module, input, h_0=state, c_0=state)
         self.resets = make.booleans(*self._rows()) if case.resets else None
         self.batch_sizes = None if self.packing is None else make.integers(self.packing.batch_sizes)
 
