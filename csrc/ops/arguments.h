@@ -165,12 +165,16 @@ template <typename Arguments, typename Results, typename Visit>
 void for_each_result(const Arguments& a, Results& results, const Visit& visit) {
   if constexpr (kAreGradients<Results>) {
     auto& [d_input, d_weights, d_bias, d_h, d_cell] = results;
-    const auto& wanted = a.output_mask;
-    wanted[0] ? visit(d_input, a.rows(Dim::kInputFeatures)) : void();
-    wanted[1] ? visit(d_weights, kShapeOfWeights) : void();
-    wanted[2] ? visit(d_bias, kShapeOfBias) : void();
-    wanted[3] ? visit(d_h, kShapeOfState) : void();
-    wanted[4] ? visit(d_cell, kShapeOfState) : void();
+    const auto visit_if_wanted = [&](size_t i, auto& gradient, Shape shape) {
+      if (a.output_mask[i]) {
+        visit(gradient, shape);
+      }
+    };
+    visit_if_wanted(0, d_input, a.rows(Dim::kInputFeatures));
+    visit_if_wanted(1, d_weights, kShapeOfWeights);
+    visit_if_wanted(2, d_bias, kShapeOfBias);
+    visit_if_wanted(3, d_h, kShapeOfState);
+    visit_if_wanted(4, d_cell, kShapeOfState);
   } else {
     visit(std::get<0>(results), a.rows(Dim::kStateSize));
     visit(std::get<1>(results), a.rows(Dim::kStateSize));

@@ -13,10 +13,10 @@ FILES = [path.relative_to(CSRC) for path in sorted(CSRC.rglob("*.*"))]
 # The most files and lines of each part: those of today, rounded up. A change that needs more raises
 # them, and says why in its message.
 MOST = {
-    "ops": (20, 2470),
+    "ops": (20, 2480),
     "cpu": (33, 4420),
     "a step forward": (29, 3220),
-    "a sequence forward": (37, 4470),
+    "a sequence forward": (37, 4480),
 }
 # A reader begins with the file of the CPU's kernel and the file of the schemas.
 READ = {
