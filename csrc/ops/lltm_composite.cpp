@@ -18,6 +18,23 @@
 
 namespace lltm {
 
+namespace {
+
+// narrow(), because the derivative of a split makes zeros of its own for a part
+// without a gradient: plain tensors, which no DTensor goes with.
+at::Tensor columns_for_h(const at::Tensor& weights, const at::Tensor& old_h) {
+  return weights.narrow_symint(1, 0, old_h.sym_size(1));
+}
+
+at::Tensor columns_for_input(
+    const at::Tensor& weights,
+    const at::Tensor& input,
+    const at::Tensor& old_h) {
+  return weights.narrow_symint(1, old_h.sym_size(1), input.sym_size(1));
+}
+
+} // namespace
+
 at::Tensor pre_activations(
     const at::Tensor& input,
     const at::Tensor& weights,
@@ -25,9 +42,8 @@ at::Tensor pre_activations(
     const at::Tensor& old_h) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(
       c10::autocast_dispatch_keyset);
-  const auto columns = weights.split_with_sizes_symint(
-      {old_h.sym_size(1), input.sym_size(1)}, 1);
-  return at::addmm(bias, old_h, columns[0].t()).addmm_(input, columns[1].t());
+  auto gates = at::addmm(bias, old_h, columns_for_h(weights, old_h).t());
+  return gates.addmm_(input, columns_for_input(weights, input, old_h).t());
 }
 
 BackwardResult pre_activations_backward(
@@ -45,11 +61,10 @@ BackwardResult pre_activations_backward(
   const auto as_input = [&](const at::Tensor& gradient) {
     return gradient.to(input.scalar_type());
   };
-  const auto columns = weights.split_with_sizes_symint(
-      {old_h.sym_size(1), input.sym_size(1)}, 1);
   at::Tensor d_input, d_weights, d_bias, d_old_h;
   if (output_mask[0]) {
-    d_input = as_input(d_gates.mm(as_gates(columns[1])));
+    const auto columns = columns_for_input(weights, input, old_h);
+    d_input = as_input(d_gates.mm(as_gates(columns)));
   }
   if (output_mask[1]) {
     const auto features = at::cat({old_h, input}, 1);
@@ -59,7 +74,8 @@ BackwardResult pre_activations_backward(
     d_bias = as_input(d_gates.sum(0));
   }
   if (output_mask[3]) {
-    d_old_h = as_input(d_gates.mm(as_gates(columns[0])));
+    const auto columns = columns_for_h(weights, old_h);
+    d_old_h = as_input(d_gates.mm(as_gates(columns)));
   }
   return {
       d_input,
