@@ -1,4 +1,4 @@
-"""Checks that the modules make before they call an operator, in the names of their arguments."""
+"""What the modules refuse before or after they call an operator, in the words of their users."""
 
 import numbers
 import operator

@@ -403,7 +403,7 @@ class LLTM(nn.Module):
         batch_sizes: Optional[Tensor],
         resets: Optional[Tensor],
     ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Does the same, and tells what the operator refuses in the names that the user knows."""
+        """Does the same. What the operator refuses is raised in the names that the user knows."""
         if torch.compiler.is_compiling():
             fault = self._fault(input, hx)
             if fault is not None:

@@ -47,9 +47,9 @@ int64_t least_units(int64_t panels, int64_t nanoseconds) {
       : kVector;
 }
 
-// Computes gates.T = weights @ [old_h, input].T, in blocks of hidden units and
-// panels of rows of the batch. Weights are read as they lie, and the panels are
-// packed. The gates of a block are computed while its products lie in the
+// Computes products.T = weights @ [old_h, input].T, in blocks of hidden units
+// and panels of rows of the batch. Weights are read as they lie, and the panels
+// are packed. The gates of a block are computed while its products lie in the
 // cache.
 template <typename scalar_t, typename gemm_t>
 class Forward {
@@ -157,6 +157,7 @@ class Forward {
     const auto units = std::min(units_, a_.sizes.state_size - block.first_unit);
     // The rows of the gates follow one another if a block has all units.
     const auto gates = units == a_.sizes.state_size ? 3 : 1;
+    // dot() divides the terms by itself.
     const auto at_once =
         batch_.panels() > 0 || kConverts ? kMaxK<gemm_t> : features_;
     for (int64_t k = 0; k < features_; k += at_once) {
@@ -236,7 +237,7 @@ class Forward {
     }
     if constexpr (kPairs == 1) { // pairs leave no rest
       for (int64_t i = 0; block.has_rest && i < gates; ++i) {
-        dot<gemm_t>(
+        dot<gemm_t>( // A @ B.T, so here the weights are B
             {.M = batch_.rest_rows(),
              .N = units,
              .K = size_k,
@@ -260,7 +261,7 @@ class Forward {
       const auto size = std::min(kVector, batch_.rows(panel) - row);
       // From [units, rows] of each gate to [rows, 3 * units].
       for (int64_t gate = 0; gate < 3; ++gate) {
-        vectorized<PackTransposed<opmath_t, opmath_t>>()(
+        vectorized<Transpose<opmath_t, opmath_t>>()(
             {.from = {products + gate * units * width + row, width},
              .columns = units,
              .padded = units,

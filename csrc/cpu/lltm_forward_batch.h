@@ -165,7 +165,7 @@ class PackedBatch {
     if (begin < end) {
       const auto* rows_of_panel = from + first_row(panel) * size;
       auto* to = packed(panel).row(offset);
-      vectorized<PackTransposed<from_t, to_t>>()(
+      vectorized<Transpose<from_t, to_t>>()(
           {.from =
                {reinterpret_cast<const from_t*>(rows_of_panel), size / kPairs},
            .columns = rows(panel),

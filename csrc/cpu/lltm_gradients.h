@@ -80,7 +80,7 @@ struct GateGradients {
         [&](int64_t begin, int64_t end) {
           const auto first = begin * kVector;
           const auto size = std::min(end * kVector, batch) - first;
-          vectorized<PackTransposed<gemm_t, gemm_t>>()(
+          vectorized<Transpose<gemm_t, gemm_t>>()(
               {.from = rows.part(first, 0),
                .columns = size,
                .padded = size,

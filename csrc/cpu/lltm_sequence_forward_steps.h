@@ -72,9 +72,10 @@ constexpr int64_t kMaxRowsOfABlock = 64 * kPair<gemm_t>;
 template <typename gemm_t>
 constexpr int64_t kMinRowsOfOneProduct = kPair<gemm_t> == 2 ? 32 : 8;
 
-// gates = [old_h, input] @ weights.T, by panels of the weights of some hidden
-// units, which are packed once, [features, 3, units], or read as they lie. The
-// products of a panel become gates and new states while they are in the cache.
+// products = [old_h, input] @ weights.T, by panels of the weights of some
+// hidden units, which are packed once, [features, 3, units], or read as they
+// lie. The products of a panel become gates and new states while they are in
+// the cache.
 template <typename scalar_t, typename gemm_t>
 class SequenceForward {
  public:
@@ -134,14 +135,15 @@ class SequenceForward {
     using from_t = std::conditional_t<pair == 2, Pair<scalar_t>, scalar_t>;
     using to_t = std::conditional_t<pair == 2, Pair<gemm_t>, gemm_t>;
     for (int64_t gate = 0; gate < 3; ++gate) {
-      vectorized<PackTransposed<from_t, to_t>>()(
+      vectorized<Transpose<from_t, to_t>>()(
           {.from =
                {reinterpret_cast<const from_t*>(weights_of(panel, gate).data),
                 a_.sizes.features() / pair},
            .columns = units_of(panel),
            .padded = units_,
            .to =
-               {reinterpret_cast<to_t*>(packed(panel).data) + gate * units_,
+               {reinterpret_cast<to_t*>(packed_weights(panel).data) +
+                    gate * units_,
                 width_}},
           0,
           a_.sizes.features() / pair);
@@ -157,7 +159,7 @@ class SequenceForward {
     return std::min(units_, a_.sizes.state_size - panel * units_);
   }
 
-  Matrix<gemm_t> packed(int64_t panel) const {
+  Matrix<gemm_t> packed_weights(int64_t panel) const {
     return {weights_.data() + panel * a_.sizes.features() * width_, width_};
   }
 
@@ -179,7 +181,7 @@ class SequenceForward {
            .N = width_,
            .K = K,
            .A = {A, K},
-           .B = packed(panel).part(first_feature, 0),
+           .B = packed_weights(panel).part(first_feature, 0),
            .C = {C, width_},
            .accumulate = accumulate,
            .chain = chain_of(rows, true)});

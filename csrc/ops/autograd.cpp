@@ -88,13 +88,13 @@ variable_list apply(const Arguments& arguments, First... first) {
 }
 
 // The cell and sequences are differentiated alike. Each names here the
-// operators that do it, and what backward needs. The gradients that it goes
-// backward from come first; forward leaves them empty.
+// operators that do it, and saves what backward needs. grad_h and grad_cell are
+// not known yet, and are left empty.
 
 struct Cell {
   using Forward = ForwardArguments;
   using Backward = BackwardArguments;
-  static constexpr auto forward = _forward_with_gates;
+  static constexpr auto forward_with_gates = _forward_with_gates;
   static constexpr auto backward = lltm::backward;
   static constexpr auto composite_backward = composite::backward_with_gates;
 
@@ -124,7 +124,7 @@ struct Cell {
 struct Sequence {
   using Forward = SequenceForwardArguments;
   using Backward = SequenceBackwardArguments;
-  static constexpr auto forward = _sequence_forward_with_gates;
+  static constexpr auto forward_with_gates = _sequence_forward_with_gates;
   static constexpr auto backward = sequence_backward;
   static constexpr auto composite_backward =
       composite::sequence_backward_with_gates;
@@ -158,7 +158,7 @@ struct ForwardFunction : torch::autograd::Function<Node> {
   static constexpr bool is_traceable = true;
 
   static ForwardWithGatesResult record(const typename Op::Forward& arguments) {
-    // forward hands it out, which leads the handler below to the node.
+    // forward() sets it, and the handler below finds the node by it.
     at::Tensor output;
     try {
       const auto outputs = apply<Node>(arguments, &output);
@@ -182,7 +182,7 @@ struct ForwardFunction : torch::autograd::Function<Node> {
       const Values&... values) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     const typename Op::Forward arguments{values...};
-    const auto results = Op::forward(arguments);
+    const auto results = Op::forward_with_gates(arguments);
     // Only the first tensors have a derivative, those of output_mask.
     size_t tensors = 0;
     for_each_tensor(arguments, [&](const Field<at::Tensor>& field) {
@@ -345,8 +345,8 @@ auto autograd_kernel(const Arguments& arguments) -> decltype(op(arguments)) {
 
 } // namespace
 
-// Results of all operators have derivatives: without, they would silently be
-// constants to whoever differentiates twice.
+// All operators have an Autograd kernel. Without one, results would silently be
+// constants in a second derivative.
 TORCH_LIBRARY_IMPL(lltm, Autograd, m) {
   m.impl("forward", as_kernel<autograd_kernel<forward, LLTMFunction>>());
   m.impl(

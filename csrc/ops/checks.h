@@ -27,8 +27,9 @@ std::string expected(
   return expected(op, c10::str(argument.name, " ", what), got);
 }
 
-// Defined, not nested, and where it belongs: the Autograd kernels would fail
-// over the sizes of a nested tensor. input is known to be defined, or argument.
+// Checks that the argument is defined, not nested, and where it belongs: the
+// Autograd kernels would fail over the sizes of a nested tensor. input has to
+// be checked first.
 void check_device(
     const char* op,
     const Field<at::Tensor>& argument,
@@ -44,8 +45,9 @@ void check_devices(const Arguments& a) {
   });
 }
 
-// Dense, and of its dtype, which is supported if it is that of input. Where
-// values are read, they are the same for all that vmap maps.
+// Checks that the argument is dense, and has its dtype. If that is the dtype of
+// input, it has to be one of ours. If the values are read, vmap must not map
+// the argument.
 void check_layout_and_dtype(
     const char* op,
     const Field<at::Tensor>& argument,

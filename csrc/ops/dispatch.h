@@ -8,7 +8,6 @@
 
 #include <tuple>
 #include <type_traits>
-#include <utility>
 
 // Between the dispatcher, whose functions have a parameter for each argument of
 // the schema, and ours, which take them as one struct.

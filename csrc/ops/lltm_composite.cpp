@@ -87,7 +87,8 @@ BackwardResult pre_activations_backward(
 
 namespace {
 
-// They are right on a GPU too, but whoever has one did not mean to use them.
+// The composite formulas are right on a GPU too, but slow, so nobody who has a
+// GPU means to use them.
 void warn_without_cuda_kernels([[maybe_unused]] const at::Tensor& tensor) {
 #ifndef LLTM_CUDA_VERSION
   if (tensor.is_cuda()) {
@@ -122,10 +123,10 @@ ForwardWithGatesResult step(const ForwardArguments& a) {
   // A device may have autocast where we have no autocast kernel for it.
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(
       c10::autocast_dispatch_keyset);
-  const auto products = at::linear(features, weights, bias).chunk(3, 1);
-  const auto input_gate = at::sigmoid(products[0]);
-  const auto output_gate = at::sigmoid(products[1]);
-  const auto candidate = at::elu(products[2]);
+  const auto sums = at::linear(features, weights, bias).chunk(3, 1);
+  const auto input_gate = at::sigmoid(sums[0]);
+  const auto output_gate = at::sigmoid(sums[1]);
+  const auto candidate = at::elu(sums[2]);
   // contiguous(): elementwise results take over the strides of the arguments.
   auto new_cell = (old_cell + candidate * input_gate).contiguous();
   auto new_h = (at::tanh(new_cell) * output_gate).to(dtype).contiguous();

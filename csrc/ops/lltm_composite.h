@@ -18,11 +18,11 @@ at::Tensor pre_activations(
     const at::Tensor& bias,
     const at::Tensor& old_h);
 
-// The gradients that output_mask asks for, by GEMMs with d_gates, the gradient
-// of the pre-activations, which only that of the cell state does not need.
-// Products are in the dtype of d_gates: composite formulas give opmath, in
-// which gradients that are too small for a half type add up. Results are in the
-// dtype of input, and do not alias one another.
+// The gradients that output_mask asks for. All but that of the cell state come
+// from GEMMs with d_gates, the gradient of the pre-activations. Products are in
+// the dtype of d_gates: composite formulas give opmath, in which gradients that
+// are too small for a half type add up. Results are in the dtype of input, and
+// do not alias one another.
 BackwardResult pre_activations_backward(
     const at::Tensor& d_gates,
     const at::Tensor& d_old_cell,

@@ -77,19 +77,19 @@ at::Tensor composite::old_states(
     const at::Tensor& initial,
     bool reverse,
     const OptionalTensor& resets) {
-  std::vector<at::Tensor> in_order_of_time;
+  std::vector<at::Tensor> states_and_initial;
   for (size_t t = 0; t < steps.size(); ++t) {
     const auto i = reverse ? steps.size() - 1 - t : t;
     const auto& [first_row, rows, carried] = steps[i];
     if (carried > 0) {
-      in_order_of_time.push_back(
+      states_and_initial.push_back(
           states.narrow(0, steps[i - 1].first_row, carried));
     }
     if (carried < rows || rows == 0) {
-      in_order_of_time.push_back(initial.narrow(0, carried, rows - carried));
+      states_and_initial.push_back(initial.narrow(0, carried, rows - carried));
     }
   }
-  const auto all = at::cat(in_order_of_time, 0);
+  const auto all = at::cat(states_and_initial, 0);
   return resets ? all.masked_fill(resets->unsqueeze(1), 0) : all;
 }
 

@@ -53,7 +53,7 @@ std::vector<SequenceStep> packed_steps(
             c10::str(size, " at step ", t)));
     // No more of them than input has rows, whatever the sizes say.
     if (t == 0 || (size > 0 && rows < input.size(0))) {
-      steps.push_back({rows, size, 0});
+      steps.push_back({.first_row = rows, .rows = size, .carried = 0});
     }
     TORCH_CHECK(
         !c10::add_overflows(rows, size, &rows),

@@ -15,8 +15,8 @@
 // operands: scalar_t where the processor multiplies it, else opmath_t.
 namespace lltm {
 
-// The columns of B in a vector of the microkernel. Packed panels of B are
-// padded to whole vectors.
+// The columns of B in a vector of the microkernel, on every processor. Packed
+// panels of B are padded to whole vectors.
 constexpr int64_t kVector = 16;
 
 // Terms of a call, which are one chain of additions. In bfloat16 the rounding

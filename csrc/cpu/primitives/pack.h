@@ -129,11 +129,11 @@ C10_ALWAYS_INLINE void transpose(
   }
 }
 
-// Packs B [K, columns] of gemm() from its transpose, for K in [begin, end), or
-// for pairs of K where the elements are Pairs. The columns after the last, up
-// to padded, become zero.
+// to = from.T [K, columns], for K in [begin, end), or for pairs of K where the
+// elements are Pairs. The columns after the last, up to padded, become zero, as
+// packed panels of B need them.
 template <typename from_t, typename to_t>
-struct PackTransposed {
+struct Transpose {
   Matrix<const from_t> from;
   int64_t columns;
   int64_t padded;

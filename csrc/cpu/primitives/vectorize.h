@@ -24,31 +24,31 @@ namespace lltm {
 // A body that is written in vectors, not a loop for the compiler to vectorise,
 // is called as body.run<bytes of a register>(begin, end).
 template <int64_t kBytes, typename Body>
-C10_ALWAYS_INLINE auto call(const Body& body, int64_t begin, int64_t end)
+C10_ALWAYS_INLINE auto call_body(const Body& body, int64_t begin, int64_t end)
     -> decltype(body.template run<kBytes>(begin, end)) {
   body.template run<kBytes>(begin, end);
 }
 
 template <int64_t kBytes, typename Body>
-C10_ALWAYS_INLINE auto call(const Body& body, int64_t begin, int64_t end)
+C10_ALWAYS_INLINE auto call_body(const Body& body, int64_t begin, int64_t end)
     -> decltype(body(begin, end)) {
   body(begin, end);
 }
 
 template <typename Body>
 void run_default(const Body& body, int64_t begin, int64_t end) {
-  call<16>(body, begin, end);
+  call_body<16>(body, begin, end);
 }
 
 #ifdef LLTM_AVX2
 template <typename Body>
 LLTM_AVX2 void run_avx2(const Body& body, int64_t begin, int64_t end) {
-  call<32>(body, begin, end);
+  call_body<32>(body, begin, end);
 }
 
 template <typename Body>
 LLTM_AVX512 void run_avx512(const Body& body, int64_t begin, int64_t end) {
-  call<64>(body, begin, end);
+  call_body<64>(body, begin, end);
 }
 #endif
 
