@@ -31,13 +31,17 @@ def run(script, *options):
     return result.stdout
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_cell(tmp_path, dtype):
-    options = ["--dtype", dtype, "--threads", 1, 2, "--shapes", "1x0x2", "17x4x6"]
+@pytest.mark.parametrize(
+    ("dtype", "threads", "shapes"),
+    [("float32", [1, 2], ["1x0x2", "17x4x6"]), ("bfloat16", [1], ["17x4x6"])],
+    ids=["float32", "bfloat16"],
+)
+def test_cell(tmp_path, dtype, threads, shapes):
+    options = ["--dtype", dtype, "--threads", *threads, "--shapes", *shapes]
     printed = run("cell.py", *options, "--rounds", 1, "--output", tmp_path)
     written = json.loads((tmp_path / f"cell_cpu_{dtype}.json").read_text())
     rows = written["rows"]
-    assert len(rows) == 2 * 2 * 3
+    assert len(rows) == len(threads) * len(shapes) * 3
     assert written["torch"] and written["machine"] and written["dtype"] == dtype
     for row in rows:
         times = row["microseconds"]
