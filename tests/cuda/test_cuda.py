@@ -83,7 +83,7 @@ def test_runs_on_the_current_stream(operator, dtype_of_way):
 
 
 def results_on_two_streams(call):
-    """Of twenty calls, and that of one before them."""
+    """Makes one call, then twenty on two streams. Returns the twenty results, and the one."""
     expected = call()
     torch.cuda.synchronize()
     streams = [torch.cuda.Stream() for _ in range(2)]

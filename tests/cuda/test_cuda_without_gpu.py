@@ -125,7 +125,7 @@ def test_sequences_of_which_launches_are_refused(on_host, kind, accepted):
     """Steps go on one by one, also after launches that were not refused. None is tried again."""
     recurrence_is_on(on_host, accepted=accepted)
     check_sequence(on_host, torch.bfloat16, (6, 3, 5, 64), kind)
-    # Of forward, which runs in several chunks, forward with gates, and backward.
+    # Forward, which runs in several chunks, forward with gates, and backward are refused once each.
     assert on_host.outcomes() == [accepted, 0, 3]
 
 

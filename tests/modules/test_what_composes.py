@@ -157,7 +157,7 @@ def test_joint_export_of_a_loss(layer):
 
 
 class Tagged(torch.Tensor):
-    """As the tensors of torchvision, MONAI and fastai are."""
+    """It stands for the tensors of torchvision, MONAI and fastai."""
 
 
 @pytest.mark.parametrize("compiles", [False, True], ids=["eager", "compiled"])
