@@ -101,14 +101,7 @@ class SequenceBackwardRecurrence {
     const auto nanoseconds = a_.sizes.batch * a_.sizes.state_size *
         (6 * a_.sizes.state_size / kFlopPerNanosecond +
          kNanosecondsOfGatesBackward);
-    return shape_for_steps(
-        nanoseconds,
-        a_.steps.size(),
-        a_.sizes.batch,
-        a_.packed,
-        a_.sizes.state_size,
-        sizeof(gemm_t),
-        panels_);
+    return shape_for_steps<gemm_t>(a_, nanoseconds, panels_);
   }
 
   Matrix<gemm_t> packed(int64_t panel) const {

@@ -388,14 +388,7 @@ class SequenceForward {
   TeamShape shape() const {
     const auto nanoseconds = a_.sizes.batch * a_.sizes.state_size *
         (6 * a_.sizes.features() / kFlopPerNanosecond + kNanosecondsOfGates);
-    return shape_for_steps(
-        nanoseconds,
-        a_.steps.size(),
-        a_.sizes.batch,
-        a_.packed,
-        a_.sizes.state_size,
-        sizeof(gemm_t),
-        panels_);
+    return shape_for_steps<gemm_t>(a_, nanoseconds, panels_);
   }
 
   // The products that are kept fit in half of an L2 cache.

@@ -171,18 +171,14 @@ inline TeamShape team_shape(
 // reading them. Fewer rows are enough if the weights fit in the cache of a
 // thread. Measured on Zen 5. The rows of a packed sequence become fewer, and
 // groups of them would leave threads idle.
-inline TeamShape shape_for_steps(
-    int64_t nanoseconds,
-    int64_t steps,
-    int64_t batch,
-    bool packed,
-    int64_t state_size,
-    int64_t element_bytes,
-    int64_t panels) {
-  const auto weight_bytes = 3 * state_size * state_size * element_bytes;
+template <typename gemm_t, typename Sequence>
+TeamShape
+shape_for_steps(const Sequence& a, int64_t nanoseconds, int64_t panels) {
+  const auto weights_for_h = 3 * a.sizes.state_size * a.sizes.state_size;
+  const auto weight_bytes = weights_for_h * int64_t(sizeof(gemm_t));
   const int64_t rows_of_a_group = weight_bytes <= 512 * 1024 ? 8 : 32;
-  return team_shape(
-      nanoseconds, steps, packed ? 1 : batch / rows_of_a_group, panels);
+  const auto row_groups = a.packed ? 1 : a.sizes.batch / rows_of_a_group;
+  return team_shape(nanoseconds, a.steps.size(), row_groups, panels);
 }
 
 // The panel of weights that a step takes as its i-th. The order alternates, so
