@@ -235,7 +235,7 @@ build/wheels/%: venv = $(if $(filter torch==$(*D),$(file < $(VENV)/.torch)),$(VE
 build/wheels/%: $(SOURCES) tools/glibc_2_28.cpp
 	@$(if $(filter .venv-wheel,$(venv)),$(MAKE) --no-print-directory $(venv)/.torch VENV=$(venv) TORCH=torch==$(*D))
 	@$(LOCKED) && rm -rf $@ $@.part && env -u FORCE_CPU -u FORCE_CUDA FORCE_$(*F)=1 LDFLAGS="$(WHEEL_LDFLAGS)" \
-		$(venv)/bin/python setup.py --quiet build_ext --force --build-lib $@.part 9>&- | $(COMPILED)
+		$(venv)/bin/python setup.py --quiet build_ext --build-lib $@.part 9>&- | $(COMPILED)
 	$(venv)/bin/python -W ignore -c 'import sys, torch; torch.ops.load_library(sys.argv[1])' $@.part/lltm_ops/*.so
 	@mv $@.part $@ && touch $@
 

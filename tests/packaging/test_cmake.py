@@ -1,7 +1,8 @@
 """The library without Python: by CMakeLists.txt, as a package for CMake, and called from C++.
 
-The fast tests compile no source of the library: they put the one that Python loads in its place.
-The slow ones build everything, by the commands of docs/cpp.md, in a copy of the checkout.
+No test compiles a source of the library: make sanitize does, with CMake. The fast tests put the
+library that Python loads in its place. The slow ones link its objects, by the commands of
+docs/cpp.md, in a copy of the checkout.
 """
 
 import json
@@ -12,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import compiled_before
 import pytest
 import torch
 from common import HAS_TORCHSCRIPT, ROOT, needs_torchscript
@@ -121,7 +123,7 @@ def checkout(tmp_path_factory):
     for name in ("cmake", "csrc", "examples", "lltm_ops", "tests"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("*.so"))
     shutil.copy(ROOT / "CMakeLists.txt", folder)
-    printed = run(LIBRARY + EXAMPLE, folder)
+    printed = run(LIBRARY + EXAMPLE, folder, CXX=compiled_before.write_compiler(folder))
     assert "100% tests passed" in printed
     assert re.search(r"a step from C\+\+: [\d.]+ us", printed)
     return folder

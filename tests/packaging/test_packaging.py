@@ -10,6 +10,7 @@ import tarfile
 import zipfile
 from pathlib import Path
 
+import compiled_before
 import pytest
 import shell_blocks
 import torch
@@ -86,8 +87,9 @@ def metadata(wheel):
 def test_wheel_of_the_sdist(sdist, tmp_path):
     """One for all Pythons; what the documented `pip install --no-build-isolation` installs."""
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation", "--no-deps"]
-    quickly = {**os.environ, **CPU_ONLY, "DEBUG": "1"}  # and the same wheel otherwise
-    subprocess.run([*pip, "--wheel-dir", tmp_path, sdist], check=True, env=quickly)
+    compiler = {"CXX": compiled_before.write_compiler(tmp_path)}
+    environment = os.environ | CPU_ONLY | compiler
+    subprocess.run([*pip, "--wheel-dir", tmp_path, sdist], check=True, env=environment)
     (wheel,) = tmp_path.glob("*.whl")
     minor = _extension.torch_minor()
     assert re.fullmatch(rf"lltm_ops-[\d.]+-{minor}\.cpu-cp310-abi3-linux_\w+\.whl", wheel.name)
@@ -163,11 +165,13 @@ def test_metadata_without_a_warning(tmp_path):
 
 
 @pytest.mark.slow
-def test_builds_just_in_time(tmp_path):
-    """The same sources, in a process that must not take the installed library, for debugging.
+def test_builds_just_in_time(sdist, tmp_path):
+    """From the sdist, for debugging, in a process that must not take the installed library.
 
     The lock of a build that was killed lies there already.
     """
+    subprocess.run(["tar", "-xf", sdist, "-C", tmp_path], check=True)
+    (checkout,) = tmp_path.glob("lltm_ops-*")
     name = f"lltm_ops{_extension.library_name(cuda=False)}_{lltm_ops.__version__}"
     directory = tmp_path / "build" / "debug" / name
     directory.mkdir(parents=True)
@@ -187,10 +191,10 @@ print("just in time")
         "TORCH_EXTENSIONS_DIR": str(tmp_path / "build" / "debug"),
         "MAX_JOBS": "2",
     }
-    status, output = run(code, **options)
+    status, output = run(code, checkout, **options)
     assert status == 0 and output.endswith("just in time\n"), output
     for commands, lines in shell_blocks.DEBUG:
-        shell_blocks.assert_prints(commands, lines, tmp_path, **options)
+        shell_blocks.assert_prints(commands, lines, tmp_path, PYTHONPATH=str(checkout), **options)
 
 
 def test_import_does_not_load_what_builds():
