@@ -49,16 +49,17 @@ def check_tensor(owner: str, name: str, value: Tensor, expected: str = "a tensor
         )
 
 
-def fault_of_kind(
+def fault_of_tensors(
     owner: str,
-    of_dtype: type[Exception],
+    of_input_dtype: type[Exception],
     weights: Tensor,
     input: Tensor,
     state: dict[str, Tensor],
 ) -> Exception | None:
-    """What an operator finds wrong with layout, device or dtype of a call's tensors.
+    """Returns what an operator finds wrong with layout, device or dtype of input and state.
 
-    Looked for where it costs nothing: while a graph is made, and after the operator has raised.
+    The modules look where it costs nothing: while a graph is made, and after the operator has
+    raised. resets and batch_sizes have the same names in the operator, whose words stand.
     """
     for name, tensor in {"input": input, **state}.items():
         other, like = (weights, "the parameters") if tensor is input else (input, "input")
@@ -72,7 +73,7 @@ def fault_of_kind(
                 f"but got {tensor.device}"
             )
         if tensor.dtype != other.dtype and not _are_cast(tensor, other):
-            return (of_dtype if tensor is input else RuntimeError)(
+            return (of_input_dtype if tensor is input else RuntimeError)(
                 f"{owner}: expected {name} to have the dtype of {like}, {other.dtype}, "
                 f"but got {tensor.dtype}"
             )

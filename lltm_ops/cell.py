@@ -11,7 +11,7 @@ from torch.compiler import is_compiling
 
 from lltm_ops._checks import (
     check_tensor,
-    fault_of_kind,
+    fault_of_tensors,
     flag_as_bool,
     may_have_shape,
     node_of_fx,
@@ -162,7 +162,7 @@ class LLTMCell(nn.Module):
     @torch.jit.unused
     def _fault(self, input: Tensor, h: Tensor, c: Tensor) -> Any:
         state = {"h": h, "c": c}
-        return fault_of_kind("lltm_ops.LLTMCell", RuntimeError, self.weights, input, state)
+        return fault_of_tensors("lltm_ops.LLTMCell", RuntimeError, self.weights, input, state)
 
     def _called_with_others(
         self,

@@ -16,8 +16,8 @@ def forward(
 
     ::
 
-        gates    = [old_h, input] @ weights.T + bias      in three chunks: input, output, candidate
-        i, o, g  = sigmoid(gates[0]), sigmoid(gates[1]), elu(gates[2])
+        sums     = [old_h, input] @ weights.T + bias      in three chunks: input, output, candidate
+        i, o, g  = sigmoid(sums[0]), sigmoid(sums[1]), elu(sums[2])
         new_cell = old_cell + g * i
         new_h    = tanh(new_cell) * o
 
@@ -184,8 +184,8 @@ def reference(
 
     Arguments and results are those of :func:`forward`. Wrong arguments raise PyTorch's own errors.
     """
-    gates = F.linear(torch.cat([old_h, input], dim=1), weights, bias)
-    input_gate, output_gate, candidate = gates.chunk(3, dim=1)
+    sums = F.linear(torch.cat([old_h, input], dim=1), weights, bias)
+    input_gate, output_gate, candidate = sums.chunk(3, dim=1)
     new_cell = _new_cell(input_gate, candidate, old_cell)
     return _new_h(output_gate, new_cell), new_cell
 

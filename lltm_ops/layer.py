@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import PackedSequence
 from lltm_ops._checks import (
     check_probability,
     check_tensor,
-    fault_of_kind,
+    fault_of_tensors,
     flag_as_bool,
     is_tracing,
     may_have_shape,
@@ -219,7 +219,7 @@ class LLTM(nn.Module):
             node = node_of_fx(self, arguments)
             if node is not None:
                 return node
-        self._check_kinds(hx, resets, batch_sizes)
+        self._check_types(hx, resets, batch_sizes)
         # With an overload for a PackedSequence, such as nn.LSTM has, TorchScript could not compile
         # the layer alone. It compiles neither this condition nor the call.
         if not torch.jit.is_scripting():  # type: ignore[attr-defined]
@@ -256,7 +256,7 @@ class LLTM(nn.Module):
         else:
             return output, (h_n, c_n)
 
-    def _check_kinds(
+    def _check_types(
         self,
         hx: Optional[Tuple[Tensor, Tensor]],
         resets: Optional[Tensor],
@@ -289,6 +289,7 @@ class LLTM(nn.Module):
         data, batch_sizes, sorted_indices, unsorted_indices = input
         if hx is not None:
             if sorted_indices is not None:
+                # index_select would take other rows in silence. Otherwise see _state().
                 self._check_state(hx, [sorted_indices.size(0)])
             hx = permuted(hx, sorted_indices)
         results = self.forward(data, hx, resets, batch_sizes)  # as rows, beside batch_sizes
@@ -373,7 +374,8 @@ class LLTM(nn.Module):
             if batch_sizes is None:
                 self._check_state(hx, [input.size(1)])
             else:
-                # The kernels compare it with batch_sizes, whose values a compiler has not.
+                # h_0 and c_0 are compared with each other. The kernels compare their batch with
+                # batch_sizes, whose values a compiler has not.
                 batch = hx[0].size(1) if hx[0].dim() == 3 else 0
                 self._check_state(hx, [batch], batch_is_known=False)
             return hx
@@ -403,7 +405,8 @@ class LLTM(nn.Module):
         batch_sizes: Optional[Tensor],
         resets: Optional[Tensor],
     ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Does the same. What the operator refuses is raised in the names that the user knows."""
+        """Runs the layers. If an operator refuses the layout, device or dtype of input or state,
+        the layer says so in its own names. The operator's other words stand."""
         if torch.compiler.is_compiling():
             fault = self._fault(input, hx)
             if fault is not None:
@@ -421,7 +424,8 @@ class LLTM(nn.Module):
     def _fault(self, input: Tensor, hx: Optional[Tuple[Tensor, Tensor]]) -> Optional[Exception]:
         weights = self._parameters_in_order()[0]
         state = {} if hx is None else {"h_0": hx[0], "c_0": hx[1]}
-        return fault_of_kind("lltm_ops.LLTM", ValueError, weights, input, state)
+        # nn.LSTM raises ValueError for the dtype of input, and nn.LSTMCell RuntimeError.
+        return fault_of_tensors("lltm_ops.LLTM", ValueError, weights, input, state)
 
     def _run_layers(
         self,
@@ -455,7 +459,8 @@ class LLTM(nn.Module):
         else:
             parameters = self._parameters_in_order()
         each = len(parameters) // (self.num_layers * directions)
-        # Both are computed only after the operator has checked resets and batch_sizes.
+        # Both are computed after the first direction has run, whose operator checks resets and
+        # batch_sizes.
         last_rows: Optional[Tensor] = None
         resets_of_reverse: Optional[Tensor] = None
         last_h: List[Tensor] = []

@@ -44,7 +44,7 @@ void write_d_gates(
       a.sizes.batch,
       grain_size(a.sizes.state_size * kNanosecondsOfGatesBackward),
       [&](int64_t begin, int64_t end) {
-        vectorized<GatesBackward<scalar_t, gemm_t, scalar_t>>()(
+        vectorized<GatesBackward<scalar_t, gemm_t, scalar_t>>(
             {.state_size = a.sizes.state_size,
              .first_unit = 0,
              .end_unit = a.sizes.state_size,
@@ -62,16 +62,16 @@ void write_d_gates(
 
 template <typename scalar_t, typename gemm_t>
 void write_gradients(const BackwardStep<scalar_t>& a) {
-  const auto units = 3 * a.sizes.state_size;
+  const auto gate_units = 3 * a.sizes.state_size;
   const bool wants_columns =
       a.gradients.d_weights != nullptr || a.gradients.d_bias != nullptr;
-  const auto ld_rows = leading_dimension<gemm_t>(units);
+  const auto ld_rows = leading_dimension<gemm_t>(gate_units);
   const auto ld_columns = leading_dimension<gemm_t>(a.sizes.batch);
   const Scratch<gemm_t> rows(a.sizes.batch * ld_rows);
-  const Scratch<gemm_t> columns(wants_columns ? units * ld_columns : 0);
+  const Scratch<gemm_t> columns(wants_columns ? gate_units * ld_columns : 0);
   const GateGradients<gemm_t> d_gates{
       .batch = a.sizes.batch,
-      .units = units,
+      .gate_units = gate_units,
       .rows = {rows.data(), ld_rows},
       .columns = {columns.data(), ld_columns}};
   d_gates.zero_padding();

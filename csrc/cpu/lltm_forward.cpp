@@ -35,7 +35,8 @@ constexpr int64_t kMaxUnits = 128;
 constexpr int64_t kMaxUnitsOfDotProducts = 48;
 // Products of a gate that a block computes for one panel, at most.
 constexpr int64_t kProductsOfAGate = 4096;
-// The products of so many panels are kept until the last term.
+// A task computes at most so many panels, because it keeps the products of all
+// of them until the last feature.
 constexpr int64_t kMaxPanelsPerTask = 8;
 
 // Hidden units of a block, at least. With one panel and few units, threads
@@ -96,6 +97,7 @@ class Forward {
   static constexpr bool kConverts = !std::is_same_v<scalar_t, gemm_t>;
   static constexpr auto kPairs = kPair<gemm_t>;
 
+  // What a task computes: a block of units, for some panels.
   struct Block {
     int64_t first_unit;
     int64_t first_panel;
@@ -124,10 +126,10 @@ class Forward {
   // A task takes few panels if there are few blocks of units, so that every
   // thread has some.
   int64_t panels_per_task() const {
-    const auto blocks = at::divup(a_.sizes.state_size, units_);
-    const auto tasks = at::divup(at::get_num_threads(), blocks);
+    const auto unit_blocks = at::divup(a_.sizes.state_size, units_);
+    const auto panel_blocks = at::divup(at::get_num_threads(), unit_blocks);
     return std::clamp<int64_t>(
-        at::divup(batch_.panels(), tasks), 1, kMaxPanelsPerTask);
+        at::divup(batch_.panels(), panel_blocks), 1, kMaxPanelsPerTask);
   }
 
   int64_t products_per_task() const {
@@ -156,22 +158,23 @@ class Forward {
       const {
     const auto units = std::min(units_, a_.sizes.state_size - block.first_unit);
     // The rows of the gates follow one another if a block has all units.
-    const auto gates = units == a_.sizes.state_size ? 3 : 1;
-    // dot() divides the terms by itself.
+    const auto gates_at_once = units == a_.sizes.state_size ? 3 : 1;
+    // All panels take these features before the next ones, so that the weights
+    // stay in the cache. dot() divides the features by itself.
     const auto at_once =
         batch_.panels() > 0 || kConverts ? kMaxK<gemm_t> : features_;
     for (int64_t k = 0; k < features_; k += at_once) {
       const auto size_k = std::min(at_once, features_ - k);
-      for (int64_t gate = 0; gate < 3; gate += gates) {
+      for (int64_t gate = 0; gate < 3; gate += gates_at_once) {
         const auto row = gate * a_.sizes.state_size + block.first_unit;
         multiply(
             block,
             units,
             gate,
-            gates,
+            gates_at_once,
             k,
             size_k,
-            weights_of(row, gates * units, k, size_k, converted),
+            weights_of(row, gates_at_once * units, k, size_k, converted),
             products);
       }
     }
@@ -203,7 +206,7 @@ class Forward {
     const Matrix<const scalar_t> weights{a_.weights, features_};
     if constexpr (kConverts) {
       const Matrix<gemm_t> to{converted, size_k};
-      vectorized<ConvertRows<scalar_t, gemm_t>>()(
+      vectorized<ConvertRows<scalar_t, gemm_t>>(
           {weights.part(row, k), size_k, to}, 0, rows);
       return to;
     } else {
@@ -216,7 +219,7 @@ class Forward {
       const Block& block,
       int64_t units,
       int64_t first_gate,
-      int64_t gates,
+      int64_t gates_at_once,
       int64_t k,
       int64_t size_k,
       Matrix<const gemm_t> weights,
@@ -226,7 +229,7 @@ class Forward {
           products_of(panel, block, units, products), batch_.width(panel)};
       gemm<gemm_t>( // in float32 by oneDNN with AVX-512, else by the tile
           batch_.method(),
-          {.M = gates * units,
+          {.M = gates_at_once * units,
            .N = batch_.width(panel),
            .K = size_k,
            .A = weights,
@@ -236,7 +239,7 @@ class Forward {
            .all_rows = 3 * a_.sizes.state_size});
     }
     if constexpr (kPairs == 1) { // pairs leave no rest
-      for (int64_t i = 0; block.has_rest && i < gates; ++i) {
+      for (int64_t i = 0; block.has_rest && i < gates_at_once; ++i) {
         dot<gemm_t>( // A @ B.T, so here the weights are B
             {.M = batch_.rest_rows(),
              .N = units,
@@ -261,7 +264,7 @@ class Forward {
       const auto size = std::min(kVector, batch_.rows(panel) - row);
       // From [units, rows] of each gate to [rows, 3 * units].
       for (int64_t gate = 0; gate < 3; ++gate) {
-        vectorized<Transpose<opmath_t, opmath_t>>()(
+        vectorized<Transpose<opmath_t, opmath_t>>(
             {.from = {products + gate * units * width + row, width},
              .columns = units,
              .padded = units,
@@ -287,8 +290,8 @@ class Forward {
       int64_t units,
       const opmath_t* products,
       int64_t ld) const {
-    vectorized<Gates<scalar_t>>()(
-        {.states = a_.states,
+    vectorized<Gates<scalar_t>>(
+        {.pointers = a_.pointers,
          .products = products,
          .ld = ld,
          .first_row = first_row,
@@ -365,7 +368,7 @@ ForwardWithGatesResult forward_kernel_impl(const ForwardArguments& a) {
             .input = input->const_data_ptr<scalar_t>(),
             .weights = weights->const_data_ptr<scalar_t>(),
             .old_h = old_h->const_data_ptr<scalar_t>(),
-            .states =
+            .pointers =
                 {.state_size = state_size,
                  .bias = bias_in_opmath.data(),
                  .old_cell = old_cell_in_opmath.data(),

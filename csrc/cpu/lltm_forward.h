@@ -12,7 +12,7 @@ struct ForwardStep {
   const scalar_t* input;
   const scalar_t* weights;
   const scalar_t* old_h;
-  States<scalar_t> states;
+  CellPointers<scalar_t> pointers;
 };
 
 // One step forward, with weights as they lie.

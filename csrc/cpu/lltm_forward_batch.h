@@ -97,7 +97,8 @@ class PackedBatch {
     return panels_;
   }
 
-  // Rows of a panel. The last one of the tile may be a vector wider.
+  // The rows of every panel but the last. Where the tile multiplies, the last
+  // panel may be a vector wider.
   int64_t panel_width() const {
     return panel_width_;
   }
@@ -122,11 +123,12 @@ class PackedBatch {
     return rest <= columns_of_a_vector() / 2 ? rest : 0;
   }
 
-  // The tile takes two vectors, and three where one would be left.
   int64_t choose_panel_width() const {
     return method_ != Method::kTile ? kPanelWidth : 2 * columns_of_a_vector();
   }
 
+  // The tile takes panels of two vectors, and its last panel takes three where
+  // one would be left. So half of the vectors, rounded down, are panels.
   int64_t choose_panels() const {
     return method_ != Method::kTile || packed_rows_ < panel_width_
         ? at::divup(packed_rows_, panel_width_)
@@ -142,7 +144,7 @@ class PackedBatch {
   }
 
   void copy_rest(const scalar_t* from, int64_t offset, int64_t size) const {
-    vectorized<ConvertRows<scalar_t, gemm_t>>()(
+    vectorized<ConvertRows<scalar_t, gemm_t>>(
         {{from + packed_rows_ * size, size},
          size,
          {rest_.data() + offset, features_}},
@@ -165,7 +167,7 @@ class PackedBatch {
     if (begin < end) {
       const auto* rows_of_panel = from + first_row(panel) * size;
       auto* to = packed(panel).row(offset);
-      vectorized<Transpose<from_t, to_t>>()(
+      vectorized<Transpose<from_t, to_t>>(
           {.from =
                {reinterpret_cast<const from_t*>(rows_of_panel), size / kPairs},
            .columns = rows(panel),

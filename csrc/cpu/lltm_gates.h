@@ -17,15 +17,18 @@
 // bodies are for vectorized().
 namespace lltm {
 
-// Contiguous rows of state_size, from the first row that is computed.
+// What gates read beside the products, and what they write: contiguous rows, of
+// which Gates computes those from first_row on.
 template <typename scalar_t>
-struct States {
+struct CellPointers {
   using opmath_t = at::opmath_type<scalar_t>;
 
   int64_t state_size;
   const opmath_t* bias;
   const opmath_t* old_cell;
-  opmath_t* next_cell; // not rounded; null: not wanted
+  // new_cell before it is rounded, for the next step of a sequence. Null: not
+  // wanted.
+  opmath_t* next_cell;
   scalar_t* new_h;
   scalar_t* new_cell;
   scalar_t* gates; // null: not wanted
@@ -36,7 +39,7 @@ template <typename scalar_t>
 struct Gates {
   using opmath_t = at::opmath_type<scalar_t>;
 
-  const States<scalar_t>& states;
+  const CellPointers<scalar_t>& pointers;
   const opmath_t* products; // [rows, 3, ld], without bias, from first_unit on
   int64_t ld;
   int64_t first_row;
@@ -63,7 +66,7 @@ struct Gates {
     for (auto row = begin; row < end; ++row) {
       for (auto unit = first_unit; unit < end_unit; unit += kUnits) {
         const auto units = std::min(kUnits, end_unit - unit);
-        if (states.gates == nullptr) {
+        if (pointers.gates == nullptr) {
           some_units<kUnits, false>(row, unit, units);
         } else {
           some_units<kUnits, true>(row, unit, units);
@@ -75,42 +78,42 @@ struct Gates {
   template <int64_t kUnits, bool kWritesGates>
   C10_ALWAYS_INLINE void some_units(int64_t row, int64_t unit, int64_t units)
       const {
-    const auto& s = states;
-    const auto at = (first_row + row) * s.state_size + unit;
-    opmath_t bias[3][kUnits], gates[3][kUnits], cell[kUnits];
-    scalar_t new_gates[3][kUnits], new_cell[kUnits], new_h[kUnits];
+    const auto& p = pointers;
+    const auto at = (first_row + row) * p.state_size + unit;
+    opmath_t bias[3][kUnits], sums[3][kUnits], cell[kUnits];
+    scalar_t gates[3][kUnits], new_cell[kUnits], new_h[kUnits];
     for (int64_t gate = 0; gate < 3; ++gate) {
       const auto* from = products + (3 * row + gate) * ld + unit - first_unit;
-      read(from, units, gates[gate]);
-      read(s.bias + gate * s.state_size + unit, units, bias[gate]);
+      read(from, units, sums[gate]);
+      read(p.bias + gate * p.state_size + unit, units, bias[gate]);
     }
-    read(s.old_cell + at, units, cell);
+    read(p.old_cell + at, units, cell);
     // On local arrays. gcc assumes that a store through another pointer may
     // change the limits of gate_math.h, and would not vectorise the loop.
 #pragma GCC ivdep
     for (int64_t i = 0; i < kUnits; ++i) {
       const auto out = cell_forward<opmath_t>(
-          gates[0][i] + bias[0][i],
-          gates[1][i] + bias[1][i],
-          gates[2][i] + bias[2][i],
+          sums[0][i] + bias[0][i],
+          sums[1][i] + bias[1][i],
+          sums[2][i] + bias[2][i],
           cell[i]);
       cell[i] = out.new_cell;
       store(out.new_h, new_h[i]);
       store(out.new_cell, new_cell[i]);
       if constexpr (kWritesGates) {
-        store(out.input_gate, new_gates[0][i]);
-        store(out.output_gate, new_gates[1][i]);
-        store(out.candidate, new_gates[2][i]);
+        store(out.input_gate, gates[0][i]);
+        store(out.output_gate, gates[1][i]);
+        store(out.candidate, gates[2][i]);
       }
     }
-    write(new_h, units, s.new_h + at);
-    write(new_cell, units, s.new_cell + at);
-    if (s.next_cell != nullptr) {
-      write(cell, units, s.next_cell + at);
+    write(new_h, units, p.new_h + at);
+    write(new_cell, units, p.new_cell + at);
+    if (p.next_cell != nullptr) {
+      write(cell, units, p.next_cell + at);
     }
     for (int64_t gate = 0; kWritesGates && gate < 3; ++gate) {
-      auto* to = s.gates + 3 * (at - unit) + gate * s.state_size + unit;
-      write(new_gates[gate], units, to);
+      auto* to = p.gates + 3 * (at - unit) + gate * p.state_size + unit;
+      write(gates[gate], units, to);
     }
   }
 

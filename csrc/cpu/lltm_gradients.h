@@ -54,20 +54,20 @@ int64_t leading_dimension(int64_t size) {
   return kPair<gemm_t> == 1 && ld % 64 == 0 ? ld + 16 : ld;
 }
 
-// d_gates in the two layouts that products need: rows [batch, units] for
+// d_gates in the two layouts that products need: rows [batch, gate_units] for
 // products with weights, and columns, their transpose, for products with input
 // and h. The data of columns may be null.
 template <typename gemm_t>
 struct GateGradients {
   int64_t batch;
-  int64_t units; // 3 * state_size
+  int64_t gate_units; // 3 * state_size
   Matrix<gemm_t> rows;
   Matrix<gemm_t> columns;
 
   void zero_padding() const {
-    zero_padding(rows, batch, units);
+    zero_padding(rows, batch, gate_units);
     if (columns.data != nullptr) {
-      zero_padding(columns, units, batch);
+      zero_padding(columns, gate_units, batch);
     }
   }
 
@@ -76,17 +76,17 @@ struct GateGradients {
     at::parallel_for(
         0,
         at::divup(batch, kVector),
-        grain_size(kVector * units / kPackedPerNanosecond),
+        grain_size(kVector * gate_units / kPackedPerNanosecond),
         [&](int64_t begin, int64_t end) {
           const auto first = begin * kVector;
           const auto size = std::min(end * kVector, batch) - first;
-          vectorized<Transpose<gemm_t, gemm_t>>()(
+          vectorized<Transpose<gemm_t, gemm_t>>(
               {.from = rows.part(first, 0),
                .columns = size,
                .padded = size,
                .to = columns.part(0, first)},
               0,
-              units);
+              gate_units);
         });
   }
 
@@ -135,6 +135,8 @@ Blocks blocks_of_weights(int64_t M, int64_t N, int64_t K) {
       .terms = K};
 }
 
+// Rows of the batch, columns of weights, and terms of gates. The blocks are the
+// fastest of those that were measured.
 template <typename scalar_t, typename gemm_t>
 Blocks blocks_of_rows(int64_t M, int64_t N, int64_t K) {
   const auto rows = std::min(M, kRowsOfATask);
@@ -153,7 +155,7 @@ Blocks blocks_of_rows(int64_t M, int64_t N, int64_t K) {
         .columns = size_of_a_block(N, 128),
         .terms = 512};
   }
-  if (sizeof(scalar_t) == 2) {
+  if (sizeof(scalar_t) == 2) { // converted
     const auto columns = size_of_a_block(N, M < 128 ? 1024 : 128);
     return {
         .method = Method::kTile,
@@ -191,14 +193,14 @@ void weights_gradient(
       return;
     }
     ProductOnThreads<scalar_t, gemm_t, out_t>(
-        {.M = d_gates.units,
+        {.M = d_gates.gate_units,
          .N = N,
          .K = sizes.batch,
          .A = d_gates.columns,
          .B = {B, N},
          .C = {C, sizes.features()},
          .accumulate = accumulate},
-        blocks_of_weights<gemm_t>(d_gates.units, N, sizes.batch))
+        blocks_of_weights<gemm_t>(d_gates.gate_units, N, sizes.batch))
         .run();
   };
   product(old_h, sizes.state_size, d_weights);
@@ -220,12 +222,13 @@ void rows_gradient(
   ProductOnThreads<scalar_t, gemm_t, scalar_t>(
       {.M = sizes.batch,
        .N = columns,
-       .K = d_gates.units,
+       .K = d_gates.gate_units,
        .A = d_gates.rows,
        .B = {columns_of_weights, sizes.features()},
        .C = {result, columns},
        .accumulate = false},
-      blocks_of_rows<scalar_t, gemm_t>(sizes.batch, columns, d_gates.units))
+      blocks_of_rows<scalar_t, gemm_t>(
+          sizes.batch, columns, d_gates.gate_units))
       .run();
 }
 
@@ -279,10 +282,10 @@ void bias_gradient(
     bool accumulate) {
   at::parallel_for(
       0,
-      d_gates.units,
+      d_gates.gate_units,
       grain_size(d_gates.batch / kPackedPerNanosecond),
       [&](int64_t begin, int64_t end) {
-        vectorized<BiasGradient<out_t, gemm_t>>()(
+        vectorized<BiasGradient<out_t, gemm_t>>(
             {d_gates, d_bias, accumulate}, begin, end);
       });
 }

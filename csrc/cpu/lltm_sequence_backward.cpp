@@ -49,17 +49,18 @@ class SequenceBackward {
 
   void run() {
     SequenceBackwardRecurrence<scalar_t, gemm_t> recurrence(a_);
-    const auto units = 3 * a_.sizes.state_size;
-    const Sum d_weights(a_.gradients.d_weights, units * a_.sizes.features());
-    const Sum d_bias(a_.gradients.d_bias, units);
+    const auto gate_units = 3 * a_.sizes.state_size;
+    const Sum d_weights(
+        a_.gradients.d_weights, gate_units * a_.sizes.features());
+    const Sum d_bias(a_.gradients.d_bias, gate_units);
     const auto most = most_rows(chunks_);
-    const auto ld_rows = leading_dimension<gemm_t>(units);
+    const auto ld_rows = leading_dimension<gemm_t>(gate_units);
     const Scratch<gemm_t> rows(most * ld_rows);
     int64_t ld_columns = 0;
     for (const auto& chunk : chunks_) {
       ld_columns = std::max(ld_columns, leading_dimension<gemm_t>(chunk.rows));
     }
-    const Scratch<gemm_t> columns(wants_columns_ ? units * ld_columns : 0);
+    const Scratch<gemm_t> columns(wants_columns_ ? gate_units * ld_columns : 0);
     const Scratch<scalar_t> old_h(
         a_.gradients.d_weights == nullptr
             ? 0
@@ -67,7 +68,7 @@ class SequenceBackward {
     for (auto chunk = chunks_.rbegin(); chunk != chunks_.rend(); ++chunk) {
       const GateGradients<gemm_t> d_gates{
           .batch = chunk->rows,
-          .units = units,
+          .gate_units = gate_units,
           .rows = {rows.data(), ld_rows},
           .columns = {columns.data(), leading_dimension<gemm_t>(chunk->rows)}};
       d_gates.zero_padding();
@@ -81,8 +82,10 @@ class SequenceBackward {
           chunk != chunks_.rbegin());
     }
     write_if_wanted(
-        d_weights.data, a_.gradients.d_weights, units * a_.sizes.features());
-    write_if_wanted(d_bias.data, a_.gradients.d_bias, units);
+        d_weights.data,
+        a_.gradients.d_weights,
+        gate_units * a_.sizes.features());
+    write_if_wanted(d_bias.data, a_.gradients.d_bias, gate_units);
     write_if_wanted(
         recurrence.d_h(),
         a_.gradients.d_old_h,
@@ -127,6 +130,7 @@ class SequenceBackward {
       opmath_t* d_weights,
       opmath_t* d_bias,
       bool accumulate) const {
+    // The rows of a chunk take the place of a batch.
     const CellSizes sizes{
         chunk.rows, a_.sizes.input_features, a_.sizes.state_size};
     if (wants_columns_) {
@@ -163,10 +167,11 @@ class SequenceBackward {
     return rows;
   }
 
-  // The rows of a chunk, in the order of the input.
+  // The h that each row of a chunk begins with, in the order of the input.
   const scalar_t* old_h(const SequenceChunk& chunk, scalar_t* scratch) const {
     if (lie_together(chunk)) {
-      // In reverse, a step lies in memory before the step that ran before it.
+      // Steps from begin - 1 to end - 2 left them. In reverse the last of these
+      // comes first in memory.
       const auto first = std::min(
           a_.steps[chunk.begin - 1].first_row,
           a_.steps[chunk.end - 2].first_row);

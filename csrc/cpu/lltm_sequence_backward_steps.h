@@ -63,9 +63,9 @@ class SequenceBackwardRecurrence {
   explicit SequenceBackwardRecurrence(
       const SequenceBackwardPointers<scalar_t>& pointers)
       : a_(pointers),
-        panels_(at::divup(a_.sizes.state_size, width_)),
+        panels_(at::divup(a_.sizes.state_size, units_)),
         shape_(shape()),
-        weights_(packs_ ? panels_ * width_ * size_k_ : 0),
+        weights_(packs_ ? panels_ * units_ * size_k_ : 0),
         d_h_(a_.sizes.batch * a_.sizes.state_size),
         d_cell_(a_.sizes.batch * a_.sizes.state_size) {
     std::fill_n(d_h_.data(), a_.sizes.batch * a_.sizes.state_size, opmath_t(0));
@@ -74,7 +74,8 @@ class SequenceBackwardRecurrence {
     pack();
   }
 
-  // d_gates [chunk.rows, 3 * state_size].
+  // d_gates [chunk.rows, 3 * state_size], with zeros up to size_k_ columns,
+  // which zero_padding() has written.
   void run(const SequenceChunk& chunk, Matrix<gemm_t> d_gates) const {
     run_team(shape_.slots(), [&](int64_t begin, int64_t end, Barrier& barrier) {
       run(chunk, d_gates, begin, end, barrier);
@@ -82,7 +83,8 @@ class SequenceBackwardRecurrence {
     });
   }
 
-  // The gradients of h0 and c0, which remain after all steps.
+  // The gradients of h0 and c0, which remain after all steps: no step before
+  // has rows that begin with them, so none overwrites them.
   const opmath_t* d_h() const {
     return d_h_.data();
   }
@@ -105,14 +107,14 @@ class SequenceBackwardRecurrence {
   }
 
   Matrix<gemm_t> packed(int64_t panel) const {
-    return {weights_.data() + panel * width_ * size_k_, width_};
+    return {weights_.data() + panel * units_ * size_k_, units_};
   }
 
   // The columns of weights for the units of a panel.
   Matrix<const gemm_t> panel(int64_t i) const {
     if constexpr (!kAlwaysPacks) {
       if (!packs_) {
-        return {a_.weights + i * width_, a_.sizes.features()};
+        return {a_.weights + i * units_, a_.sizes.features()};
       }
     }
     return packed(i);
@@ -126,14 +128,14 @@ class SequenceBackwardRecurrence {
     at::parallel_for(
         0,
         panels_,
-        grain_size(width_ * size_k_ / kPackedPerNanosecond),
+        grain_size(units_ * size_k_ / kPackedPerNanosecond),
         [&](int64_t begin, int64_t end) {
           for (int64_t i = begin; i < end; ++i) {
-            const auto unit = i * width_;
-            vectorized<PackRows<scalar_t, gemm_t>>()(
+            const auto unit = i * units_;
+            vectorized<PackRows<scalar_t, gemm_t>>(
                 {.from = {a_.weights + unit, a_.sizes.features()},
                  .rows = 3 * a_.sizes.state_size,
-                 .columns = std::min(width_, a_.sizes.state_size - unit),
+                 .columns = std::min(units_, a_.sizes.state_size - unit),
                  .to = packed(i)},
                 0,
                 size_k_ / kPair<gemm_t>);
@@ -150,19 +152,21 @@ class SequenceBackwardRecurrence {
     for (int64_t step = chunk.end - 1; step >= chunk.begin; --step) {
       const auto d_gates_of_step =
           d_gates.part(a_.steps[step].first_row - chunk.first_row, 0);
-      for (int64_t i = begin; i < end; ++i) {
-        pointwise(rows_of(i, step), panels_of(i), step, d_gates_of_step);
+      for (int64_t slot = begin; slot < end; ++slot) {
+        pointwise(rows_of(slot, step), panels_of(slot), step, d_gates_of_step);
       }
       if (step == 0 && a_.gradients.d_old_h == nullptr &&
           a_.gradients.d_old_cell == nullptr) {
         return;
       }
+      // One barrier is enough: multiply() reads the d_gates of all slots, but
+      // pointwise() reads the d_h and d_cell of its own alone.
       if (shape_.unit_groups > 1 && !barrier.wait(end - begin)) {
         return;
       }
-      for (int64_t i = begin; i < end; ++i) {
-        multiply(rows_of(i, step), panels_of(i), step, d_gates_of_step);
-        reset(rows_of(i, step), panels_of(i), step);
+      for (int64_t slot = begin; slot < end; ++slot) {
+        multiply(rows_of(slot, step), panels_of(slot), step, d_gates_of_step);
+        reset(rows_of(slot, step), panels_of(slot), step);
       }
     }
   }
@@ -181,10 +185,10 @@ class SequenceBackwardRecurrence {
       int64_t step,
       Matrix<gemm_t> d_gates) const {
     const auto first = a_.steps[step].first_row * a_.sizes.state_size;
-    vectorized<GatesBackward<scalar_t, gemm_t, opmath_t>>()(
+    vectorized<GatesBackward<scalar_t, gemm_t, opmath_t>>(
         {.state_size = a_.sizes.state_size,
-         .first_unit = panels.begin * width_,
-         .end_unit = std::min(panels.end * width_, a_.sizes.state_size),
+         .first_unit = panels.begin * units_,
+         .end_unit = std::min(panels.end * units_, a_.sizes.state_size),
          .grad_h = a_.grad_output + first,
          .grad_cell = a_.grad_cells + first,
          .new_cell = a_.cells + first,
@@ -205,11 +209,11 @@ class SequenceBackwardRecurrence {
     const Matrix<opmath_t> d_h{d_h_.data(), a_.sizes.state_size};
     for (int64_t j = 0; j < panels.size(); ++j) {
       const auto i = panels.begin + panel_in_turn(step, j, panels.size());
-      const auto unit = i * width_;
+      const auto unit = i * units_;
       gemm<gemm_t>(
           kMethod,
           {.M = rows.size(),
-           .N = std::min(width_, a_.sizes.state_size - unit),
+           .N = std::min(units_, a_.sizes.state_size - unit),
            .K = size_k_,
            .A = d_gates.part(rows.begin, 0),
            .B = panel(i),
@@ -225,9 +229,9 @@ class SequenceBackwardRecurrence {
     if (a_.resets.data == nullptr) {
       return;
     }
-    const auto first = panels.begin * width_;
+    const auto first = panels.begin * units_;
     const auto units =
-        std::min(panels.end * width_, a_.sizes.state_size) - first;
+        std::min(panels.end * units_, a_.sizes.state_size) - first;
     for (int64_t row = rows.begin; row < rows.end; ++row) {
       if (a_.resets.any(a_.steps[step], row, row + 1)) {
         const auto at = row * a_.sizes.state_size + first;
@@ -243,7 +247,8 @@ class SequenceBackwardRecurrence {
       : 3 * a_.sizes.state_size;
   const bool packs_ =
       kAlwaysPacks || a_.steps.size() >= kStepsWorthPackingBackward;
-  const int64_t width_ = kPair<gemm_t> == 2
+  // Of a panel. The tile takes three vectors at once.
+  const int64_t units_ = kPair<gemm_t> == 2
       ? backward_panel(a_.sizes.state_size)
       : 3 * vector_bytes() / int64_t(sizeof(gemm_t));
   const int64_t panels_;

@@ -49,7 +49,7 @@ void forward_step_by_step(const SequenceForwardPointers<scalar_t>& a) {
          .input = a.input + row * a.sizes.input_features,
          .weights = a.weights,
          .old_h = a.old_h.template rows<scalar_t>(i, 0, rows, scratch.data()),
-         .states = a.states(
+         .pointers = a.cell_pointers(
              i, Part(rows, 0, 1), 0, a.sizes.state_size, bias.data())});
   }
 }
@@ -116,7 +116,7 @@ ForwardWithGatesResult sequence_forward_kernel_impl(
                  .h = output.const_data_ptr<scalar_t>(),
                  .h0 = h0->const_data_ptr<scalar_t>(),
                  .resets = resets},
-            .old_cell =
+            .cell_states =
                 {steps,
                  batch,
                  state_size,

@@ -35,14 +35,14 @@ struct SequenceForwardPointers {
   const scalar_t* weights;
   const scalar_t* bias;
   OldH<scalar_t> old_h;
-  OldCells<scalar_t> old_cell;
+  CellStates<scalar_t> cell_states;
   scalar_t* output;
   scalar_t* cells;
   scalar_t* gates; // null: not wanted
 
-  // The states of a step's rows, of which units [first_unit, end_unit) are
+  // For the gates of a step's rows, of which units [first_unit, end_unit) are
   // computed.
-  States<scalar_t> states(
+  CellPointers<scalar_t> cell_pointers(
       int64_t i,
       const Part& rows,
       int64_t first_unit,
@@ -53,8 +53,8 @@ struct SequenceForwardPointers {
     return {
         .state_size = size,
         .bias = bias,
-        .old_cell = old_cell.before(i, rows, first_unit, end_unit),
-        .next_cell = old_cell.after(i, rows),
+        .old_cell = cell_states.before(i, rows, first_unit, end_unit),
+        .next_cell = cell_states.after(i, rows),
         .new_h = output + at,
         .new_cell = cells + at,
         .gates = gates == nullptr ? nullptr : gates + 3 * at};
@@ -70,7 +70,7 @@ constexpr int64_t kMaxRowsOfABlock = 64 * kPair<gemm_t>;
 // to change the shape of a product: 77x12x96x192 in bfloat16 takes 9 % less
 // time on the Xeon.
 template <typename gemm_t>
-constexpr int64_t kMinRowsOfOneProduct = kPair<gemm_t> == 2 ? 32 : 8;
+constexpr int64_t kMinRowsToMultiplyInputInSteps = kPair<gemm_t> == 2 ? 32 : 8;
 
 // products = [old_h, input] @ weights.T, by panels of the weights of some
 // hidden units, which are packed once, [features, 3, units], or read as they
@@ -85,7 +85,7 @@ class SequenceForward {
         shape_(shape()),
         multiplies_input_first_(
             a_.sizes.input_features > 0 &&
-            a_.sizes.batch < kMinRowsOfOneProduct<gemm_t>),
+            a_.sizes.batch < kMinRowsToMultiplyInputInSteps<gemm_t>),
         chunks_(sequence_chunks(a_.steps, max_chunk_rows())),
         bias_(a_.bias, 3 * a_.sizes.state_size),
         weights_(packs_ ? panels_ * width_ * a_.sizes.features() : 0),
@@ -103,6 +103,10 @@ class SequenceForward {
  private:
   using opmath_t = at::opmath_type<scalar_t>;
   static constexpr bool kConverts = !std::is_same_v<scalar_t, gemm_t>;
+  // Where products with the input are kept, each step is one block of rows, or
+  // products_of() would have to skip the rows of the blocks before.
+  static_assert(
+      kMinRowsToMultiplyInputInSteps<gemm_t> <= kMaxRowsOfABlock<gemm_t>);
 
   void run(int64_t begin, int64_t end, Barrier& barrier) const {
     for (int64_t slot = begin; slot < end; ++slot) {
@@ -135,7 +139,7 @@ class SequenceForward {
     using from_t = std::conditional_t<pair == 2, Pair<scalar_t>, scalar_t>;
     using to_t = std::conditional_t<pair == 2, Pair<gemm_t>, gemm_t>;
     for (int64_t gate = 0; gate < 3; ++gate) {
-      vectorized<Transpose<from_t, to_t>>()(
+      vectorized<Transpose<from_t, to_t>>(
           {.from =
                {reinterpret_cast<const from_t*>(weights_of(panel, gate).data),
                 a_.sizes.features() / pair},
@@ -184,7 +188,9 @@ class SequenceForward {
            .B = packed_weights(panel).part(first_feature, 0),
            .C = {C, width_},
            .accumulate = accumulate,
-           .chain = chain_of(rows, true)});
+           // all_rows may be these rows alone: it matters for one row or two,
+           // which threads do not divide.
+           .chain = chain_of(rows, /*is_packed=*/true)});
     } else if constexpr (!kConverts && kPair<gemm_t> == 1) {
       for (int64_t gate = 0; gate < 3; ++gate) {
         dot<gemm_t>(
@@ -199,8 +205,9 @@ class SequenceForward {
     }
   }
 
-  // The products with the input, for all steps of a chunk, also if threads
-  // divide the rows. One product in each step would take 21 % longer for
+  // All steps of a chunk are multiplied with the input before the first of them
+  // runs. Where threads divide the rows, each step is a product of its own
+  // here. To multiply it when the step runs would take 21 % longer for
   // 64x16x128x256 in bfloat16, on two threads of the Xeon.
   void multiply_input(int64_t slot, const SequenceChunk& chunk) const {
     if (shape_.row_groups == 1) {
@@ -244,7 +251,7 @@ class SequenceForward {
     const auto* input = multiplies_input_first_
         ? nullptr
         : input_of(slot, first_row, rows.size());
-    const auto states = a_.states(
+    const auto pointers = a_.cell_pointers(
         i,
         rows,
         panels.begin * units_,
@@ -261,7 +268,7 @@ class SequenceForward {
             rows_of_block,
             old_h,
             input,
-            states,
+            pointers,
             products_of(slot, chunk, panel, row_of_products(chunk, i)));
       }
     }
@@ -272,7 +279,7 @@ class SequenceForward {
       const Part& rows,
       const gemm_t* old_h,
       const gemm_t* input,
-      const States<scalar_t>& states,
+      const CellPointers<scalar_t>& pointers,
       opmath_t* products) const {
     const auto size = a_.sizes.state_size;
     if (input != nullptr && a_.sizes.input_features > 0) {
@@ -284,8 +291,8 @@ class SequenceForward {
     multiply(
         rows.size(), panel, 0, size, A, products, a_.sizes.input_features > 0);
     const auto unit = panel * units_;
-    vectorized<Gates<scalar_t>>()(
-        {.states = states,
+    vectorized<Gates<scalar_t>>(
+        {.pointers = pointers,
          .products = products,
          .ld = units_,
          .first_row = rows.begin,
@@ -301,7 +308,7 @@ class SequenceForward {
     const auto* from = a_.input + row * size;
     if constexpr (kConverts) {
       auto* to = input_.data() + slot * input_per_slot();
-      vectorized<ConvertRows<scalar_t, gemm_t>>()(
+      vectorized<ConvertRows<scalar_t, gemm_t>>(
           {{from, size}, size, {to, size}}, 0, rows);
       return to;
     } else {
@@ -342,6 +349,7 @@ class SequenceForward {
         : kMaxRowsOfABlock<gemm_t> * width_;
   }
 
+  // Threads divide rows only where each step has the whole batch.
   int64_t most_rows_per_slot() const {
     return shape_.row_groups == 1
         ? most_rows(chunks_)
@@ -371,7 +379,8 @@ class SequenceForward {
 
   // The tile takes one vector. Pairs are multiplied faster with 32 units: in 4
   // to 19 % less time than with 16, on the Xeon. They take 16 if padding to 32
-  // would cost more than that.
+  // would add an eighth or more. Weights that are read as they lie take as
+  // many.
   int64_t units_per_panel() const {
     if (packs_ && kPair<gemm_t> == 1) {
       return vector_bytes() / int64_t(sizeof(opmath_t));

@@ -64,7 +64,7 @@ struct OldH {
       if (resets.any(step, row, row + 1)) {
         std::fill_n(to, state_size, to_t(0));
       } else {
-        vectorized<ConvertRows<scalar_t, to_t>>()(
+        vectorized<ConvertRows<scalar_t, to_t>>(
             {{row_of(i, row), state_size}, state_size, {to, state_size}}, 0, 1);
       }
     }
@@ -83,11 +83,11 @@ struct OldH {
 // are not rounded: the cell forgets nothing, so rounding at each step would
 // lose what is added to a state that has grown.
 template <typename scalar_t>
-class OldCells {
+class CellStates {
  public:
   using opmath_t = at::opmath_type<scalar_t>;
 
-  OldCells(
+  CellStates(
       const std::vector<SequenceStep>& steps,
       int64_t batch,
       int64_t state_size,
@@ -100,7 +100,7 @@ class OldCells {
         memory_(2 * size_) {
     // Both buffers, because rows of packed sequences may begin at any step.
     for (int64_t i = 0; i < 2; ++i) {
-      vectorized<ConvertRows<scalar_t, opmath_t>>()(
+      vectorized<ConvertRows<scalar_t, opmath_t>>(
           {{c0, size_}, size_, {half(i), size_}}, 0, 1);
     }
   }

@@ -155,6 +155,7 @@ struct Sequence {
 // gradient comes through them.
 template <typename Node, typename Op>
 struct ForwardFunction : torch::autograd::Function<Node> {
+  // backward() calls operators alone, so compiled autograd may trace it.
   static constexpr bool is_traceable = true;
 
   static ForwardWithGatesResult record(const typename Op::Forward& arguments) {

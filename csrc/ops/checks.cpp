@@ -9,7 +9,7 @@ namespace lltm {
 
 namespace {
 
-// For batch_sizes and resets, which have another dtype than input.
+// For batch_sizes and resets. One that stays on the CPU has its values read.
 void check_own_dtype(const char* op, const Field<at::Tensor>& argument) {
   const auto& tensor = argument.value;
   TORCH_CHECK(

@@ -45,9 +45,9 @@ void check_devices(const Arguments& a) {
   });
 }
 
-// Checks that the argument is dense, and has its dtype. If that is the dtype of
-// input, it has to be one of ours. If the values are read, vmap must not map
-// the argument.
+// Checks that the argument is dense, and has the dtype of its field. If that is
+// the dtype of input, it has to be one of ours. vmap must not map an argument
+// whose values are read.
 void check_layout_and_dtype(
     const char* op,
     const Field<at::Tensor>& argument,
@@ -77,7 +77,7 @@ class Sizes {
 // The checks of an operator's arguments, called by every kernel that computes
 // or infers a shape: devices, layouts, dtypes and shapes. They name the public
 // operator also where its internal twin was called. The values of batch_sizes
-// are checked where they are read: lltm_sequence_steps.h.
+// are checked where they are read: lltm_sequence_steps.cpp.
 template <typename Arguments>
 Sizes check_arguments(const Arguments& a) {
   check_devices(a);

@@ -30,9 +30,8 @@ const int64_t* data_of(const char* op, const at::Tensor& batch_sizes) {
   return data;
 }
 
-// Lists the steps in the order of time, with carried not yet set. Steps without
-// rows compute nothing and are left out, except for the first, which
-// derivatives of higher order go through.
+// Lists the steps in the order of time, with carried not yet set. The first one
+// stays without rows, too, because derivatives of higher order go through it.
 std::vector<SequenceStep> packed_steps(
     const char* op,
     const at::Tensor& input,
@@ -66,7 +65,7 @@ std::vector<SequenceStep> packed_steps(
           op,
           c10::str("input to have sum(batch_sizes) = ", rows, " rows"),
           input.size(0)));
-  // Without h0 and batch_sizes, which are no names to the user of a layer.
+  // Whoever gives a packed sequence to a layer has named no h0 or batch_sizes.
   TORCH_CHECK(
       steps.empty() || steps.front().rows == h0.size(0),
       expected(

@@ -22,7 +22,8 @@ struct SequenceStep {
 at::Tensor of_step(const at::Tensor& rows, const SequenceStep& step);
 
 // The steps in the order in which they run, without those that have no rows
-// (but for the first). Checks the values of batch_sizes.
+// (but for the first). Checks the values of batch_sizes, and that input and h0
+// have the rows that they say.
 std::vector<SequenceStep> sequence_steps(
     const char* op,
     const at::Tensor& input,

@@ -140,7 +140,7 @@ void dot(const Product<T>& p) {
   const auto most = kMaxChain * vector_bytes() / int64_t(sizeof(T));
   for (int64_t k = 0; k < p.K; k += most) {
     const auto terms = std::min(most, p.K - k);
-    vectorized<Dot<T>>()({p, k, terms}, 0, p.N);
+    vectorized<Dot<T>>({p, k, terms}, 0, p.N);
   }
 }
 

@@ -26,9 +26,10 @@ template <typename gemm_t>
 constexpr int64_t kMaxK = sizeof(gemm_t) == 2 ? 2048 : kMaxChain;
 
 // Terms that AMX multiplies at a time; other products take pairs of bfloat16.
-// On the Xeon oneDNN's products are fastest for whole tiles, at 2000 GFLOP/s.
+// On the Xeon oneDNN's products are fastest for whole tiles of AMX, at 2000
+// GFLOP/s.
 // For some other sizes, like 388 and 556, they are six times as slow.
-inline int64_t terms_of_a_tile() {
+inline int64_t terms_of_an_amx_tile() {
 #if defined(__x86_64__) && defined(__GNUC__)
   static const bool has_amx = __builtin_cpu_supports("amx-bf16");
   return has_amx ? 32 : 2;
@@ -37,9 +38,9 @@ inline int64_t terms_of_a_tile() {
 #endif
 }
 
-// With so many terms or more, those beyond whole tiles are a product of their
-// own, unless operands can be padded. 512x256x300 in bfloat16 takes 43 % less
-// time on the Xeon. With fewer terms it takes longer.
+// With so many terms or more, those beyond whole tiles of AMX are a product of
+// their own, unless operands can be padded. 512x256x300 in bfloat16 takes 43 %
+// less time on the Xeon. With fewer terms it takes longer.
 constexpr int64_t kTermsWorthTwoProducts = 384;
 
 // Rows of C in a call, of those that remain. There are few such sizes, because
@@ -81,7 +82,8 @@ int64_t terms_of(int64_t size) {
   }
   const int64_t least = size > kMaxK<gemm_t> ? 32 : 8;
   return round_up(
-      size, kPair<gemm_t> == 2 ? std::max(least, terms_of_a_tile()) : least);
+      size,
+      kPair<gemm_t> == 2 ? std::max(least, terms_of_an_amx_tile()) : least);
 }
 
 // Terms of a call, of those that remain.
@@ -89,12 +91,13 @@ template <typename gemm_t>
 int64_t terms_of_a_call(int64_t left) {
   const auto terms = std::min(left, kMaxK<gemm_t>);
   return kPair<gemm_t> == 2 && terms >= kTermsWorthTwoProducts
-      ? terms / terms_of_a_tile() * terms_of_a_tile()
+      ? terms / terms_of_an_amx_tile() * terms_of_an_amx_tile()
       : terms;
 }
 
 // How a block is multiplied: by the tile, or by oneDNN in calls of some rows or
-// of all. If of all, their number must not follow from the batch.
+// of all. If of all, the number of rows takes few values as the batch changes,
+// because oneDNN generates a kernel for each.
 enum class Method { kTile, kOneDNN, kOneDNNInOneCall };
 
 template <typename gemm_t>

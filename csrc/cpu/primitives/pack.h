@@ -177,7 +177,7 @@ void convert(const from_t* from, to_t* to, int64_t size) {
       size,
       grain_size(1) * kPackedPerNanosecond,
       [&](int64_t begin, int64_t end) {
-        vectorized<ConvertRows<from_t, to_t>>()(
+        vectorized<ConvertRows<from_t, to_t>>(
             {{from + begin, 0}, end - begin, {to + begin, 0}}, 0, 1);
       });
 }

@@ -30,7 +30,9 @@ template <typename T>
 struct Multiply {
   const Product<T>& p;
 
-  // begin and end count columns of B and C.
+  // begin and end count columns of B and C. Products of few terms are written
+  // in long rows. Panels compute the columns that are left, and all other
+  // products.
   template <int64_t kBytes>
   C10_ALWAYS_INLINE void run(int64_t begin, int64_t end) const {
     constexpr auto lanes = Lanes<T, kBytes>::count;
@@ -226,7 +228,7 @@ struct Multiply {
 
 template <typename T>
 void multiply(const Product<T>& p) {
-  vectorized<Multiply<T>>()({p}, 0, p.N);
+  vectorized<Multiply<T>>({p}, 0, p.N);
 }
 
 template void multiply(const Product<float>&);

@@ -32,7 +32,7 @@ struct Blocks {
 
 // A product on all threads. If oneDNN multiplies, A has terms_of(K) columns,
 // which are zero beyond K. B is packed if it is converted or oneDNN multiplies.
-// C is computed in opmath_t.
+// C is computed in opmath_t, and products add up in it only if that is out_t.
 template <typename scalar_t, typename gemm_t, typename out_t>
 class ProductOnThreads {
  public:
@@ -87,7 +87,7 @@ class ProductOnThreads {
 
   void pack(int64_t panel, int64_t k, int64_t terms, gemm_t* to) const {
     const auto column = panel * blocks_.columns;
-    vectorized<PackRows<scalar_t, gemm_t>>()(
+    vectorized<PackRows<scalar_t, gemm_t>>(
         {.from = p_.B.part(k, column),
          .rows = p_.K - k,
          .columns = std::min(blocks_.columns, p_.N - column),
@@ -115,7 +115,7 @@ class ProductOnThreads {
     } else {
       // The rounding of the result is larger than the error of any chain.
       multiply(0, terms_, sum, false);
-      vectorized<ConvertRows<opmath_t, out_t>>()({sum, columns, C}, 0, rows);
+      vectorized<ConvertRows<opmath_t, out_t>>({sum, columns, C}, 0, rows);
     }
   }
 

@@ -42,7 +42,7 @@ C10_ALWAYS_INLINE void tile(
         const T a = A.row(i)[k + chain];
 #pragma GCC unroll 8
         for (int64_t j = 0; j < kVectors; ++j) {
-          sums[chain][i][j] += a * b[j];
+          sums[chain][i][j] += a * b[j]; // the compiler fuses them
         }
       }
     }

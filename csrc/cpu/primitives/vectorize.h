@@ -70,12 +70,12 @@ Run<Body> choose_run() {
   return &run_default<Body>;
 }
 
-// Returns the function to call with the body and its range. All functions that
-// the body calls have to be C10_ALWAYS_INLINE.
+// Calls the body for its range. All functions that the body calls have to be
+// C10_ALWAYS_INLINE.
 template <typename Body>
-Run<Body> vectorized() {
+void vectorized(const Body& body, int64_t begin, int64_t end) {
   static const Run<Body> run = choose_run<Body>();
-  return run;
+  run(body, begin, end);
 }
 
 } // namespace lltm

@@ -36,10 +36,10 @@ inline int64_t
 size_of_a_block(int64_t size, int64_t most, int64_t least = kVector) {
   const int64_t threads = at::get_num_threads();
   const auto blocks = at::divup(size, most);
-  const auto even =
+  const auto equal_blocks =
       std::min(at::divup(blocks, threads) * threads, size / least);
-  return threads > 1 && blocks < 4 * threads && even >= blocks
-      ? at::divup(size, even)
+  return threads > 1 && blocks < 4 * threads && equal_blocks >= blocks
+      ? at::divup(size, equal_blocks)
       : at::divup(at::divup(size, kVector), blocks) * kVector;
 }
 
