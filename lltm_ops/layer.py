@@ -289,7 +289,8 @@ class LLTM(nn.Module):
         data, batch_sizes, sorted_indices, unsorted_indices = input
         if hx is not None:
             if sorted_indices is not None:
-                # index_select would take other rows in silence. Otherwise see _state().
+                # index_select would take other rows in silence. Without sorted_indices, _state()
+                # compares h_0 with c_0, and the kernels compare them with batch_sizes.
                 self._check_state(hx, [sorted_indices.size(0)])
             hx = permuted(hx, sorted_indices)
         results = self.forward(data, hx, resets, batch_sizes)  # as rows, beside batch_sizes

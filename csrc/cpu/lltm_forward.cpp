@@ -23,9 +23,9 @@
 #include <type_traits>
 
 // lltm::forward on the CPU, from its tensors (at the end of the file) to the
-// products of a block of hidden units. It is no sequence of one step, because a
-// sequence packs the weights, and a step uses them once: on the Xeon 64x256x512
-// would take 1.6 times as long.
+// products of a block of hidden units. It does not run SequenceForward for one
+// step, because that packs the weights, and a step uses them once: on the Xeon
+// 64x256x512 would take 1.6 times as long.
 namespace lltm {
 
 namespace {
@@ -137,7 +137,7 @@ class Forward {
     if (batch_.panels() == 0) {
       return rest;
     }
-    // The last panel may be a vector wider.
+    // The last panel may be a register wider.
     const auto rows = batch_.panel_width() * panels_per_task_ + kVector;
     return rest + 3 * units_ * rows;
   }
@@ -227,7 +227,8 @@ class Forward {
     for (auto panel = block.first_panel; panel < block.end_panel; ++panel) {
       const Matrix<opmath_t> products_of_panel{
           products_of(panel, block, units, products), batch_.width(panel)};
-      gemm<gemm_t>( // in float32 by oneDNN with AVX-512, else by the tile
+      // Pairs, and float32 with AVX-512, by oneDNN; else by the tile.
+      gemm<gemm_t>(
           batch_.method(),
           {.M = gates_at_once * units,
            .N = batch_.width(panel),
@@ -314,7 +315,7 @@ class Forward {
 // Paths record their names for the profiler, here and for all other operators.
 template <typename scalar_t>
 void forward_step(const ForwardStep<scalar_t>& step) {
-  if constexpr (kPair<scalar_t> == 2) {
+  if constexpr (kPair<scalar_t> == 2) { // dot() multiplies no pairs
     if (step.sizes.batch > kRowsOfDotProducts && step.sizes.has_whole_pairs() &&
         has_bfloat16_gemm()) {
       const ProfiledPath path("lltm::forward_gemm_bfloat16");

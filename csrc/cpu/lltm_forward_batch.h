@@ -18,8 +18,8 @@
 namespace lltm {
 
 // Up to so many rows of the batch are multiplied without packing them, in dot
-// products. Rows beyond whole vectors are, too, if they would fill half a
-// vector at most.
+// products. Rows beyond whole registers are, too, if they would fill half a
+// register at most. Pairs are always packed.
 constexpr int64_t kRowsOfDotProducts = 8;
 // Rows of the batch that are packed side by side for oneDNN. At 256x1024x1024,
 // half as many take 20 % longer on Zen 4.
@@ -43,17 +43,17 @@ class PackedBatch {
       copy_rest(a_.old_h, 0, a_.sizes.state_size);
       copy_rest(a_.input, a_.sizes.state_size, a_.sizes.input_features);
     }
-    const auto chunks = at::divup(features_, kPackedFeatures);
+    const auto parts = at::divup(features_, kPackedFeatures);
     const auto nanoseconds =
         std::min(features_, kPackedFeatures) * width(0) / kPackedPerNanosecond;
     at::parallel_for(
         0,
-        panels_ * chunks,
+        panels_ * parts,
         grain_size(nanoseconds),
         [&](int64_t begin, int64_t end) {
           for (int64_t task = begin; task < end; ++task) {
-            const auto panel = task / chunks;
-            const auto first = task % chunks * kPackedFeatures;
+            const auto panel = task / parts;
+            const auto first = task % parts * kPackedFeatures;
             const auto last = std::min(first + kPackedFeatures, features_);
             const auto size = a_.sizes.state_size;
             pack(panel, first, last, a_.old_h, 0, size);
@@ -67,12 +67,12 @@ class PackedBatch {
   }
 
   int64_t rows(int64_t panel) const {
-    const auto rest = packed_rows_ - first_row(panel);
-    return panel == panels_ - 1 ? rest : panel_width_;
+    const auto rows_left = packed_rows_ - first_row(panel);
+    return panel == panels_ - 1 ? rows_left : panel_width_;
   }
 
   int64_t width(int64_t panel) const {
-    return panels_ == 0 ? 0 : round_up(rows(panel), columns_of_a_vector());
+    return panels_ == 0 ? 0 : round_up(rows(panel), columns_of_a_register());
   }
 
   // [features, width], from a feature on.
@@ -98,7 +98,7 @@ class PackedBatch {
   }
 
   // The rows of every panel but the last. Where the tile multiplies, the last
-  // panel may be a vector wider.
+  // panel may be a register wider.
   int64_t panel_width() const {
     return panel_width_;
   }
@@ -111,28 +111,32 @@ class PackedBatch {
  private:
   static constexpr auto kPairs = kPair<gemm_t>;
 
-  static int64_t columns_of_a_vector() {
+  static int64_t columns_of_a_register() {
     return kPairs == 2 ? kVector : vector_bytes() / int64_t(sizeof(gemm_t));
   }
 
   int64_t choose_rest_rows() const {
-    if (kPairs == 2 || a_.sizes.batch <= kRowsOfDotProducts) {
-      return kPairs == 2 ? 0 : a_.sizes.batch;
+    if (kPairs == 2) {
+      return 0; // dot() multiplies no pairs
     }
-    const auto rest = a_.sizes.batch % columns_of_a_vector();
-    return rest <= columns_of_a_vector() / 2 ? rest : 0;
+    if (a_.sizes.batch <= kRowsOfDotProducts) {
+      return a_.sizes.batch;
+    }
+    const auto rest = a_.sizes.batch % columns_of_a_register();
+    return rest <= columns_of_a_register() / 2 ? rest : 0;
   }
 
   int64_t choose_panel_width() const {
-    return method_ != Method::kTile ? kPanelWidth : 2 * columns_of_a_vector();
+    return method_ != Method::kTile ? kPanelWidth : 2 * columns_of_a_register();
   }
 
-  // The tile takes panels of two vectors, and its last panel takes three where
-  // one would be left. So half of the vectors, rounded down, are panels.
+  // The tile takes panels of two registers, and its last panel takes three
+  // where one would be left. So half of the registers, rounded down, are
+  // panels.
   int64_t choose_panels() const {
     return method_ != Method::kTile || packed_rows_ < panel_width_
         ? at::divup(packed_rows_, panel_width_)
-        : at::divup(packed_rows_, columns_of_a_vector()) / 2;
+        : at::divup(packed_rows_, columns_of_a_register()) / 2;
   }
 
   int64_t end_row() const {
@@ -166,6 +170,8 @@ class PackedBatch {
     const auto end = std::min(last - offset, size);
     if (begin < end) {
       const auto* rows_of_panel = from + first_row(panel) * size;
+      // A row of pairs, [features / 2, width, 2], takes the place of two rows
+      // of elements. As offset is even, both begin here.
       auto* to = packed(panel).row(offset);
       vectorized<Transpose<from_t, to_t>>(
           {.from =

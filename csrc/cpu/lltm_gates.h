@@ -162,7 +162,9 @@ struct GatesBackward {
   const scalar_t* gates;
   Matrix<gemm_t> d_gates; // of the pre-activations
   const opmath_t* d_h;    // from the step after this one; null: there is none
-  cell_t* d_cell; // likewise, then of the old cell state; null: not wanted
+  // Like d_h where that is not null, then the gradient of the old cell state.
+  // Null: there is no step after this one, and it is not wanted.
+  cell_t* d_cell;
 
   C10_ALWAYS_INLINE void operator()(int64_t begin, int64_t end) const {
     if (d_h != nullptr) {
@@ -173,22 +175,22 @@ struct GatesBackward {
   }
 
  private:
-  template <bool kAddsLater, bool kWritesCell>
+  template <bool kHasStepAfter, bool kWritesCell>
   C10_ALWAYS_INLINE void rows(int64_t begin, int64_t end) const {
     for (auto row = begin; row < end; ++row) {
       const auto at = row * state_size;
-      one_row<kAddsLater, kWritesCell>(
+      one_row<kHasStepAfter, kWritesCell>(
           grad_h + at,
           grad_cell + at,
           new_cell + at,
           gates + 3 * at,
           d_gates.row(row),
-          kAddsLater ? d_h + at : nullptr,
+          kHasStepAfter ? d_h + at : nullptr,
           kWritesCell ? d_cell + at : nullptr);
     }
   }
 
-  template <bool kAddsLater, bool kWritesCell>
+  template <bool kHasStepAfter, bool kWritesCell>
   C10_ALWAYS_INLINE void one_row(
       const scalar_t* __restrict__ grad_h,
       const scalar_t* __restrict__ grad_cell,
@@ -200,7 +202,7 @@ struct GatesBackward {
     for (auto i = first_unit; i < end_unit; ++i) {
       auto d_new_h = load(grad_h[i]);
       auto d_new_cell = load(grad_cell[i]);
-      if constexpr (kAddsLater) {
+      if constexpr (kHasStepAfter) {
         d_new_h += d_h[i];
         d_new_cell += load(d_cell[i]);
       }

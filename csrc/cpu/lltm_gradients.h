@@ -241,8 +241,8 @@ struct BiasGradient {
   out_t* d_bias;
   bool accumulate;
 
-  // begin and end count units. Sums of a few rows are added to one another in
-  // double: one float chain over a large batch has ten times the error of
+  // begin and end count gate units. Sums of a few rows are added to one another
+  // in double: one float chain over a large batch has ten times the error of
   // PyTorch's sum.
   C10_ALWAYS_INLINE void operator()(int64_t begin, int64_t end) const {
     constexpr auto rows = 64 * kVector;

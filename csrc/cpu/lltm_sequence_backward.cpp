@@ -207,7 +207,7 @@ template <typename scalar_t>
 void sequence_backward_steps(
     const SequenceBackwardPointers<scalar_t>& pointers) {
   if constexpr (kPair<scalar_t> == 2) {
-    if (has_bfloat16_gemm()) {
+    if (has_bfloat16_gemm()) { // odd sizes are padded with zeros
       const ProfiledPath path("lltm::sequence_backward_gemm_bfloat16");
       return SequenceBackward<scalar_t, scalar_t>(pointers).run();
     }

@@ -83,8 +83,8 @@ class SequenceBackwardRecurrence {
     });
   }
 
-  // The gradients of h0 and c0, which remain after all steps: no step before
-  // has rows that begin with them, so none overwrites them.
+  // The gradients of h0 and c0, which remain after all steps: the first step
+  // that has a row of the batch is the last to write its gradient.
   const opmath_t* d_h() const {
     return d_h_.data();
   }
@@ -120,7 +120,7 @@ class SequenceBackwardRecurrence {
     return packed(i);
   }
 
-  // The columns of weights for old_h, in panels [size_k, width].
+  // The columns of weights for old_h, in panels [size_k_, units_].
   void pack() const {
     if (!packs_) {
       return;
@@ -242,6 +242,7 @@ class SequenceBackwardRecurrence {
   }
 
   const SequenceBackwardPointers<scalar_t>& a_;
+  // Terms of a product. Pairs are padded with zeros.
   const int64_t size_k_ = kPair<gemm_t> == 2
       ? terms_of<gemm_t>(3 * a_.sizes.state_size)
       : 3 * a_.sizes.state_size;

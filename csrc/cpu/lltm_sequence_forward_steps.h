@@ -41,7 +41,8 @@ struct SequenceForwardPointers {
   scalar_t* gates; // null: not wanted
 
   // For the gates of a step's rows, of which units [first_unit, end_unit) are
-  // computed.
+  // computed: in rows that the step resets, these units of old_cell become
+  // zero.
   CellPointers<scalar_t> cell_pointers(
       int64_t i,
       const Part& rows,
@@ -188,8 +189,9 @@ class SequenceForward {
            .B = packed_weights(panel).part(first_feature, 0),
            .C = {C, width_},
            .accumulate = accumulate,
-           // all_rows may be these rows alone: it matters for one row or two,
-           // which threads do not divide.
+           // all_rows are these rows alone. Of a packed panel they decide only
+           // whether one row or two add up in several chains, and threads do
+           // not divide so few rows.
            .chain = chain_of(rows, /*is_packed=*/true)});
     } else if constexpr (!kConverts && kPair<gemm_t> == 1) {
       for (int64_t gate = 0; gate < 3; ++gate) {
@@ -278,7 +280,7 @@ class SequenceForward {
       int64_t panel,
       const Part& rows,
       const gemm_t* old_h,
-      const gemm_t* input,
+      const gemm_t* input, // null: products has the products with the input
       const CellPointers<scalar_t>& pointers,
       opmath_t* products) const {
     const auto size = a_.sizes.state_size;
@@ -325,7 +327,7 @@ class SequenceForward {
   // many steps.
   int64_t row_of_products(const SequenceChunk& chunk, int64_t step) const {
     return shape_.row_groups == 1 ? a_.steps[step].first_row - chunk.first_row
-                                  : (step - chunk.begin) * rows_per_slot();
+                                  : (step - chunk.begin) * slot_rows_of_step();
   }
 
   // Products with input are kept for a chunk, others for a block of rows. Each
@@ -339,41 +341,43 @@ class SequenceForward {
     auto* products = products_.data() + slot * products_per_slot();
     const auto of_slot = panel - panels_of(slot).begin;
     return multiplies_input_first_
-        ? products + (of_slot * rows_per_slot(chunk) + row) * width_
+        ? products + (of_slot * slot_rows_of_chunk(chunk) + row) * width_
         : products;
   }
 
   int64_t products_per_slot() const {
-    return multiplies_input_first_
-        ? most_rows_per_slot() * at::divup(panels_, shape_.unit_groups) * width_
-        : kMaxRowsOfABlock<gemm_t> * width_;
+    return multiplies_input_first_ ? most_slot_rows_of_chunk() *
+            at::divup(panels_, shape_.unit_groups) * width_
+                                   : kMaxRowsOfABlock<gemm_t> * width_;
   }
 
   // Threads divide rows only where each step has the whole batch.
-  int64_t most_rows_per_slot() const {
+  int64_t most_slot_rows_of_chunk() const {
     return shape_.row_groups == 1
         ? most_rows(chunks_)
-        : most_rows(chunks_) / a_.sizes.batch * rows_per_slot();
+        : most_rows(chunks_) / a_.sizes.batch * slot_rows_of_step();
   }
 
-  int64_t rows_per_slot(const SequenceChunk& chunk) const {
-    return shape_.row_groups == 1 ? chunk.rows
-                                  : (chunk.end - chunk.begin) * rows_per_slot();
+  int64_t slot_rows_of_chunk(const SequenceChunk& chunk) const {
+    return shape_.row_groups == 1
+        ? chunk.rows
+        : (chunk.end - chunk.begin) * slot_rows_of_step();
   }
 
-  int64_t rows_per_slot() const {
+  int64_t slot_rows_of_step() const {
     return at::divup(a_.sizes.batch, shape_.row_groups);
   }
 
   int64_t old_h_per_slot() const {
+    // For types that differ, rows that are not all carried, and resets.
     const bool copies =
         kConverts || a_.packed || a_.old_h.resets.data != nullptr;
-    return copies ? rows_per_slot() * a_.sizes.state_size : 0;
+    return copies ? slot_rows_of_step() * a_.sizes.state_size : 0;
   }
 
   int64_t input_per_slot() const {
     const auto rows =
-        multiplies_input_first_ ? most_rows(chunks_) : rows_per_slot();
+        multiplies_input_first_ ? most_rows(chunks_) : slot_rows_of_step();
     return rows * a_.sizes.input_features;
   }
 

@@ -98,23 +98,23 @@ class CellStates {
         size_(batch * state_size),
         resets_(resets),
         memory_(2 * size_) {
-    // Both buffers, because rows of packed sequences may begin at any step.
+    // Both buffers, because in reverse packed sequences may begin at any step.
     for (int64_t i = 0; i < 2; ++i) {
       vectorized<ConvertRows<scalar_t, opmath_t>>(
           {{c0, size_}, size_, {half(i), size_}}, 0, 1);
     }
   }
 
-  // The cell states from the first of the rows on. Units [first, last) of rows
+  // The cell states from the first of the rows on. Units [first, end) of rows
   // that the step resets become zero.
   const opmath_t*
-  before(int64_t i, const Part& rows, int64_t first, int64_t last) const {
+  before(int64_t i, const Part& rows, int64_t first, int64_t end) const {
     auto* cells = half(i) + rows.begin * state_size_;
     for (int64_t row = 0; row < rows.size(); ++row) {
       const auto of_batch = rows.begin + row;
       if (resets_.any(steps_[i], of_batch, of_batch + 1)) {
         auto* cell = cells + row * state_size_;
-        std::fill(cell + first, cell + last, opmath_t(0));
+        std::fill(cell + first, cell + end, opmath_t(0));
       }
     }
     return cells;

@@ -21,7 +21,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 // Saves the arguments of an operator that goes backward, but for output_mask.
-// Tensors have the places of their fields.
+// Each tensor has the index of its field.
 template <typename Arguments>
 void save(AutogradContext* ctx, const Arguments& arguments) {
   variable_list tensors;
@@ -49,10 +49,10 @@ Arguments saved_arguments(
     const variable_list& tensors,
     const OutputMask& output_mask,
     std::tuple<Field<Values>...>* /*fields*/) {
-  size_t place = 0;
+  size_t index = 0;
   const auto next = [&](auto* of_type) -> decltype(auto) {
     using T = std::decay_t<decltype(*of_type)>;
-    const auto& tensor = tensors[place++];
+    const auto& tensor = tensors[index++];
     if constexpr (std::is_same_v<T, at::Tensor>) {
       return (tensor);
     } else if constexpr (std::is_same_v<T, OptionalTensor>) {
@@ -60,7 +60,7 @@ Arguments saved_arguments(
     } else if constexpr (std::is_same_v<T, OutputMask>) {
       return (output_mask);
     } else {
-      return ctx->saved_data[std::to_string(place)].template to<T>();
+      return ctx->saved_data[std::to_string(index)].template to<T>();
     }
   };
   return Arguments{next(static_cast<Values*>(nullptr))...};
@@ -261,14 +261,14 @@ struct BackwardFunction : torch::autograd::Function<Node> {
     const at::AutoGradMode enable_grad(true);
     auto tensors = ctx->get_saved_variables();
     variable_list inputs;
-    std::vector<size_t> places;
+    std::vector<size_t> indices;
     for (size_t i = 0; i < tensors.size(); ++i) {
       if (tensors[i].defined() && tensors[i].requires_grad()) {
         // A view: gates depend on weights, and what comes to the weights
         // through the gates is not asked for here.
         tensors[i] = tensors[i].view_as(tensors[i]);
         inputs.push_back(tensors[i]);
-        places.push_back(i);
+        indices.push_back(i);
       }
     }
     const auto output_mask = ctx->saved_data["output_mask"].to<OutputMask>();
@@ -292,8 +292,8 @@ struct BackwardFunction : torch::autograd::Function<Node> {
           /*retain_graph=*/std::nullopt,
           create_graph,
           /*allow_unused=*/true);
-      for (size_t i = 0; i < places.size(); ++i) {
-        gradients[places[i]] = found[i];
+      for (size_t i = 0; i < indices.size(); ++i) {
+        gradients[indices[i]] = found[i];
       }
     }
     return gradients;

@@ -168,7 +168,8 @@ def test_metadata_without_a_warning(tmp_path):
 def test_builds_just_in_time(sdist, tmp_path):
     """From the sdist, for debugging, in a process that must not take the installed library.
 
-    The lock of a build that was killed lies there already.
+    The lock of a build that was killed lies there already. The sources are compiled of which the
+    page on debugging shows lines.
     """
     subprocess.run(["tar", "-xf", sdist, "-C", tmp_path], check=True)
     (checkout,) = tmp_path.glob("lltm_ops-*")
@@ -190,6 +191,9 @@ print("just in time")
         **CPU_ONLY,
         "TORCH_EXTENSIONS_DIR": str(tmp_path / "build" / "debug"),
         "MAX_JOBS": "2",
+        "CXX": compiled_before.write_compiler(
+            tmp_path, "cpu/lltm_forward.cpp ops/lltm.cpp ops/autograd.cpp ops/checks.cpp"
+        ),
     }
     status, output = run(code, checkout, **options)
     assert status == 0 and output.endswith("just in time\n"), output

@@ -81,10 +81,11 @@ struct Dot {
       alignas(64) T last_a[kM][lanes], last_b[kN][lanes];
       // Whole vectors of terms come first, then the rest, padded with zeros.
       // The same code adds both, so all tiles round alike.
-      auto whole = terms / lanes * lanes;
+      auto terms_of_pass = terms / lanes * lanes;
 #pragma GCC unroll 1
-      for (int64_t left = whole == terms ? 1 : 2; left > 0; --left) {
-        for (int64_t offset = 0; offset < whole; offset += lanes) {
+      for (int64_t passes = terms_of_pass == terms ? 1 : 2; passes > 0;
+           --passes) {
+        for (int64_t offset = 0; offset < terms_of_pass; offset += lanes) {
           lanes_t a[kM], b;
           // Without the pragmas gcc 12 keeps the sums in memory.
 #pragma GCC unroll 8
@@ -100,12 +101,12 @@ struct Dot {
             }
           }
         }
-        if (left == 2) {
+        if (passes == 2) {
           copy_rest(A, last_a);
           copy_rest(B, last_b);
           A = {last_a[0], lanes};
           B = {last_b[0], lanes};
-          whole = lanes;
+          terms_of_pass = lanes;
         }
       }
 #pragma GCC unroll 8

@@ -15,8 +15,9 @@
 // operands: scalar_t where the processor multiplies it, else opmath_t.
 namespace lltm {
 
-// The columns of B in a vector of the microkernel, on every processor. Packed
-// panels of B are padded to whole vectors.
+// The columns of B in a vector of the microkernel, on every processor. Blocks,
+// and the panels that oneDNN multiplies, have a multiple of so many columns. A
+// register, by which the tile counts, may hold fewer.
 constexpr int64_t kVector = 16;
 
 // Terms of a call, which are one chain of additions. In bfloat16 the rounding
@@ -39,8 +40,9 @@ inline int64_t terms_of_an_amx_tile() {
 }
 
 // With so many terms or more, those beyond whole tiles of AMX are a product of
-// their own, unless operands can be padded. 512x256x300 in bfloat16 takes 43 %
-// less time on the Xeon. With fewer terms it takes longer.
+// their own. Where terms_of() has padded the operands, there are none. In
+// bfloat16 512x256x300 takes 43 % less time on the Xeon. With fewer terms it
+// takes longer.
 constexpr int64_t kTermsWorthTwoProducts = 384;
 
 // Rows of C in a call, of those that remain. There are few such sizes, because

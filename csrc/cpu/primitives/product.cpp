@@ -43,6 +43,8 @@ struct Multiply {
           p.M, LongRows<kBytes>{p, begin, last});
       begin = last;
     }
+    // Whether a panel gets all its terms before the next panel. M may decide,
+    // because sums are grouped alike in both orders.
     const bool by_panels = p.M > kFewRows && p.K <= kTermsOfWholePanels;
     const auto terms = by_panels ? p.K : p.chain;
     for (int64_t k = 0; k < p.K && begin < end; k += terms) {

@@ -9,7 +9,7 @@
 // Compiles the body of a loop for each instruction set, and chooses at run time
 // by cpu_capability(). It needs no compiler flags for single files: the body is
 // plain C++, marked always_inline, and gets the instruction set of the function
-// around it.
+// around it. The build with sanitizers has one instruction set.
 #if defined(__x86_64__) && defined(__GNUC__) && \
     !defined(LLTM_ONE_INSTRUCTION_SET)
 #define LLTM_AVX2 __attribute__((target("avx2,fma,f16c")))
