@@ -227,7 +227,7 @@ class Forward {
     for (auto panel = block.first_panel; panel < block.end_panel; ++panel) {
       const Matrix<opmath_t> products_of_panel{
           products_of(panel, block, units, products), batch_.width(panel)};
-      // Pairs, and float32 with AVX-512, by oneDNN; else by the tile.
+      // oneDNN multiplies pairs, and float32 with AVX-512. Else the tile does.
       gemm<gemm_t>(
           batch_.method(),
           {.M = gates_at_once * units,

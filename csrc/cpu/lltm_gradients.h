@@ -135,8 +135,8 @@ Blocks blocks_of_weights(int64_t M, int64_t N, int64_t K) {
       .terms = K};
 }
 
-// Rows of the batch, columns of weights, and terms of gates. The blocks are the
-// fastest of those that were measured.
+// M counts rows of the batch, N columns of weights, and K gate units. The
+// blocks are the fastest of those that were measured.
 template <typename scalar_t, typename gemm_t>
 Blocks blocks_of_rows(int64_t M, int64_t N, int64_t K) {
   const auto rows = std::min(M, kRowsOfATask);

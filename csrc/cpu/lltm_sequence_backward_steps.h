@@ -242,13 +242,13 @@ class SequenceBackwardRecurrence {
   }
 
   const SequenceBackwardPointers<scalar_t>& a_;
-  // Terms of a product. Pairs are padded with zeros.
+  // A product has so many terms. Pairs are padded with zeros.
   const int64_t size_k_ = kPair<gemm_t> == 2
       ? terms_of<gemm_t>(3 * a_.sizes.state_size)
       : 3 * a_.sizes.state_size;
   const bool packs_ =
       kAlwaysPacks || a_.steps.size() >= kStepsWorthPackingBackward;
-  // Of a panel. The tile takes three vectors at once.
+  // A panel has so many units. The tile takes three vectors at once.
   const int64_t units_ = kPair<gemm_t> == 2
       ? backward_panel(a_.sizes.state_size)
       : 3 * vector_bytes() / int64_t(sizeof(gemm_t));

@@ -40,9 +40,9 @@ struct SequenceForwardPointers {
   scalar_t* cells;
   scalar_t* gates; // null: not wanted
 
-  // For the gates of a step's rows, of which units [first_unit, end_unit) are
-  // computed: in rows that the step resets, these units of old_cell become
-  // zero.
+  // Returns what the gates of a step's rows need, of which units [first_unit,
+  // end_unit) are computed. In rows that the step resets, these units of
+  // old_cell become zero.
   CellPointers<scalar_t> cell_pointers(
       int64_t i,
       const Part& rows,
@@ -104,8 +104,8 @@ class SequenceForward {
  private:
   using opmath_t = at::opmath_type<scalar_t>;
   static constexpr bool kConverts = !std::is_same_v<scalar_t, gemm_t>;
-  // Where products with the input are kept, each step is one block of rows, or
-  // products_of() would have to skip the rows of the blocks before.
+  // Each step is one block of rows where products with the input are kept.
+  // products_of() would have to skip the rows of other blocks.
   static_assert(
       kMinRowsToMultiplyInputInSteps<gemm_t> <= kMaxRowsOfABlock<gemm_t>);
 
@@ -369,7 +369,7 @@ class SequenceForward {
   }
 
   int64_t old_h_per_slot() const {
-    // For types that differ, rows that are not all carried, and resets.
+    // OldH copies rows if types differ, not all are carried, or some are reset.
     const bool copies =
         kConverts || a_.packed || a_.old_h.resets.data != nullptr;
     return copies ? slot_rows_of_step() * a_.sizes.state_size : 0;
