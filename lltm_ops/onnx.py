@@ -119,7 +119,8 @@ def _padded_rows(batch_sizes: Tensor, h0: Tensor) -> tuple[Tensor, Tensor]:
 
 
 # The formula stands here and in both sequences, because torch.onnx.export leaves out functions that
-# the body of a Scan calls. ELU is written out, because onnxruntime has no kernel of it in float64.
+# the body of a Scan calls. Elu and Sigmoid are written out, because onnxruntime loses small results
+# of both: its Elu is exp(x) - 1, and its Sigmoid is constant below -18. It has no Elu for float64.
 # There is no Split: it would not take a state_size of 0, and would not convert to opset 17. The
 # Slices are given steps, because a Slice with steps is not turned into a Split.
 # Bodies have no return annotation: onnxscript would take it for that of the function around them.
@@ -132,9 +133,10 @@ def _step(
     input_gate = op.Slice(gates, [0], size, [1], [1])
     output_gate = op.Slice(gates, size, size * 2, [1], [1])
     candidate = op.Slice(gates, size * 2, size * 3, [1], [1])
-    candidate = op.Where(candidate > 0.0, candidate, op.Exp(candidate) - 1.0)
-    new_cell = op.CastLike(old_cell, products) + candidate * op.Sigmoid(input_gate)
-    new_h = op.Tanh(new_cell) * op.Sigmoid(output_gate)
+    expm1 = op.Tanh(candidate * 0.5) * (op.Exp(candidate) + 1.0)
+    candidate = op.Where(candidate > 0.0, candidate, expm1)
+    new_cell = op.CastLike(old_cell, products) + candidate / (1.0 + op.Exp(-input_gate))
+    new_h = op.Tanh(new_cell) / (1.0 + op.Exp(-output_gate))
     return op.CastLike(new_h, old_h), op.CastLike(new_cell, old_cell)
 
 
@@ -155,9 +157,10 @@ def _sequence(
         input_gate = op.Slice(gates, [0], size, [1], [1])
         output_gate = op.Slice(gates, size, size * 2, [1], [1])
         candidate = op.Slice(gates, size * 2, size * 3, [1], [1])
-        candidate = op.Where(candidate > 0.0, candidate, op.Exp(candidate) - 1.0)
-        new_cell = old_cell + candidate * op.Sigmoid(input_gate)
-        new_h = op.CastLike(op.Tanh(new_cell) * op.Sigmoid(output_gate), old_h)
+        expm1 = op.Tanh(candidate * 0.5) * (op.Exp(candidate) + 1.0)
+        candidate = op.Where(candidate > 0.0, candidate, expm1)
+        new_cell = old_cell + candidate / (1.0 + op.Exp(-input_gate))
+        new_h = op.CastLike(op.Tanh(new_cell) / (1.0 + op.Exp(-output_gate)), old_h)
         return new_h, new_cell, op.Identity(new_h), op.CastLike(new_cell, old_h)
 
     _, _, output, cells = op.Scan(
@@ -196,9 +199,10 @@ def _masked_sequence(
         input_gate = op.Slice(gates, [0], size, [1], [1])
         output_gate = op.Slice(gates, size, size * 2, [1], [1])
         candidate = op.Slice(gates, size * 2, size * 3, [1], [1])
-        candidate = op.Where(candidate > 0.0, candidate, op.Exp(candidate) - 1.0)
-        new_cell = cell + candidate * op.Sigmoid(input_gate)
-        new_h = op.Tanh(new_cell) * op.Sigmoid(output_gate)
+        expm1 = op.Tanh(candidate * 0.5) * (op.Exp(candidate) + 1.0)
+        candidate = op.Where(candidate > 0.0, candidate, expm1)
+        new_cell = cell + candidate / (1.0 + op.Exp(-input_gate))
+        new_h = op.Tanh(new_cell) / (1.0 + op.Exp(-output_gate))
         running = op.Unsqueeze(runs, [1])
         new_h = op.CastLike(op.Where(running, new_h, kept_h), old_h)
         new_cell = op.Where(running, new_cell, old_cell)

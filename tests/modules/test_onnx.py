@@ -127,6 +127,44 @@ def test_sequence_by_value(kind, dtype):
             assert_close(run(arguments), sequence_results(arguments, kind), dtype)
 
 
+def gates_of_every_magnitude(dtype):
+    """Input of one unit whose weights let each of its three features be a gate."""
+    magnitudes = torch.logspace(-30, 4, 400, dtype=torch.float64).to(dtype)
+    gates = torch.cat([magnitudes, -magnitudes])
+    input = torch.stack([gates[torch.randperm(len(gates))], gates.flip(0), gates], 1)
+    weights = torch.cat([torch.zeros(3, 1, dtype=dtype), torch.eye(3, dtype=dtype)], 1)
+    zeros = torch.zeros(len(gates), 1, dtype=dtype)
+    return input, weights, zeros[:3, 0], zeros, zeros
+
+
+def assert_relatively_close(actual, expected, dtype):
+    # Where exp() overflows, a gate is zero that would be the smallest of numbers.
+    bounds = {"rtol": 64 * torch.finfo(dtype).eps, "atol": 1e5 * torch.finfo(dtype).tiny}
+    for ours, exact in zip(actual, expected, strict=True):
+        torch.testing.assert_close(ours.double(), exact, **bounds)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_cell_is_exact_at_every_magnitude(dtype):
+    arguments = gates_of_every_magnitude(dtype)
+    run = exported(InDtype(torch.ops.lltm.forward, dtype), (double(arguments),), None)
+    expected = lltm_ops.reference(*double(arguments))
+    assert_relatively_close(run(double(arguments)), expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("with_resets", [False, True])
+def test_sequence_is_exact_at_every_magnitude(dtype, with_resets):
+    """All steps of a sequence are alike, so that no sum cancels."""
+    input, weights, bias, h0, c0 = gates_of_every_magnitude(dtype)
+    input = input.expand(3, *input.shape)
+    resets = torch.rand(input.shape[:2]) < 0.3 if with_resets else None
+    arguments = double([input, weights, bias, h0, c0, None, resets])
+    kind = ("padded", False, with_resets)
+    run = exported(sequence_operator(kind, dtype), (arguments,), None)
+    assert_relatively_close(run(arguments), sequence_results(arguments, kind), dtype)
+
+
 each_body = pytest.mark.parametrize(
     "kind", [("padded", False, False), ("packed", True, True)], ids=["padded", "packed"]
 )
