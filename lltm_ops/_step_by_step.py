@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lltm_ops._checks import is_tracing
 from lltm_ops.functional import _new_cell, _new_h
 
 
@@ -31,6 +32,12 @@ def run_step_by_step(
     The first eight arguments are the operator's. ``scales`` are empty without ``layer_norm``,
     else its weight and bias.
     """
+    if batch_sizes is not None and is_tracing():
+        raise RuntimeError(
+            "lltm_ops.LLTM: expected no batch_sizes under torch.jit.trace, which would keep the "
+            "lengths of its example, but layer_norm, zoneout and recurrent_dropout read them: "
+            "trace a model whose LLTM is made by torch.jit.script"
+        )
     # This call has no features to compute, and only checks.
     torch.ops.lltm.sequence_forward(
         input[..., :0], weights[:0, :0], weights[0, :0],
@@ -40,7 +47,8 @@ def run_step_by_step(
         sizes = [input.size(1)] * input.size(0)
         steps = list(input.unbind(0))
     else:
-        sizes = torch.jit.annotate(List[int], batch_sizes.tolist())  # type: ignore[no-untyped-call]
+        # One by one: tracers notice int(), and would keep what tolist() reads from their example.
+        sizes = [int(size) for size in batch_sizes.unbind()]
         steps = list(torch.split(input, sizes))
     if len(steps) == 0:
         # Its empty results have derivatives, which are zero.

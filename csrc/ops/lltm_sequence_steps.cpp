@@ -1,7 +1,9 @@
 #include "ops/lltm_sequence_steps.h"
 
 #include "ops/checks.h"
+#include "ops/dispatch.h"
 
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <c10/util/safe_numerics.h>
 
 #include <algorithm>
@@ -11,9 +13,28 @@ namespace lltm {
 
 namespace {
 
-// Returns null if batch_sizes has no storage. torch.func wraps every argument
-// of an operator, even one that has no derivative, and a wrapper has none.
+// Whether torch.jit.trace records what runs here, and not the operator around
+// it. Transforms of torch.func come before the tracer, and exclude it
+// meanwhile.
+bool is_traced() {
+  const auto keys = c10::impl::tls_local_dispatch_key_set();
+  return keys.included_.has(c10::DispatchKey::Tracer) &&
+      (transform_is_active() || !keys.excluded_.has(c10::DispatchKey::Tracer));
+}
+
+// Returns null if the values have to be asked for one by one. torch.func wraps
+// every argument of an operator, even one that has no derivative, and a wrapper
+// has no storage. A mode of Python may record what runs here, such as that of
+// make_fx, which refuses to be asked. Otherwise its graph would keep the
+// lengths of its example.
 const int64_t* data_of(const char* op, const at::Tensor& batch_sizes) {
+  TORCH_CHECK(
+      !is_traced(),
+      expected(
+          op,
+          "no batch_sizes in derivatives and transforms that are made of a "
+          "loop over the steps",
+          "them under torch.jit.trace, which would keep their values"));
   if (!batch_sizes.has_storage()) {
     return nullptr;
   }
@@ -27,7 +48,7 @@ const int64_t* data_of(const char* op, const at::Tensor& batch_sizes) {
           "the values of batch_sizes, for derivatives that are made of a loop "
           "over the steps",
           "a tensor without values, as tracers use"));
-  return data;
+  return c10::impl::TorchDispatchModeTLS::any_modes_set() ? nullptr : data;
 }
 
 // Lists the steps in the order of time, with carried not yet set. The first one

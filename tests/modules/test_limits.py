@@ -5,7 +5,9 @@ import functools
 import pytest
 import torch
 from common import needs_torchscript
+from layers import SLOW_OPTIONS
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence
 
 import lltm_ops
@@ -100,6 +102,41 @@ def test_a_transform_of_a_packed_sequence_is_no_graph(layer):
     torch.func.grad(loss)(PACKED.data)
     with pytest.raises(Exception, match=r"data-dependent|values of batch_sizes"):
         compiled(torch.func.grad(loss))(PACKED.data)
+
+
+def loss_of(data, batch_sizes):
+    weights, bias = torch.ones(18, 11), torch.ones(18)
+    states = torch.zeros(3, 6), torch.zeros(3, 6)
+    return lltm_ops.sequence_forward(data, weights, bias, *states, batch_sizes)[0].sum()
+
+
+def output_of(layer):
+    layer.requires_grad_(False)
+    return lambda data, sizes: layer(data, STATE, None, sizes)[0]
+
+
+READ_LENGTHS = {
+    "grad": lambda data, sizes: torch.func.grad(loss_of)(data, sizes),
+    "jvp": lambda data, sizes: torch.func.jvp(lambda d: loss_of(d, sizes), (data,), (data,))[1],
+    "vmap": lambda data, sizes: torch.func.vmap(loss_of, (0, None))(data.expand(2, 13, 5), sizes),
+    **{str(slow): output_of(lltm_ops.LLTM(5, 6, **slow)) for slow in SLOW_OPTIONS},
+}
+
+
+@pytest.mark.parametrize("how", READ_LENGTHS)
+@pytest.mark.parametrize(
+    ("tracer", "refusal"),
+    [
+        pytest.param(torch.jit.trace, "under torch.jit.trace, which", marks=needs_torchscript),
+        (lambda function, example: make_fx(function)(*example), "out of a tracing tensor"),
+    ],
+    ids=["jit.trace", "make_fx"],
+)
+def test_a_trace_does_not_keep_the_lengths_of_its_example(how, tracer, refusal):
+    example = PACKED.data, PACKED.batch_sizes
+    READ_LENGTHS[how](*example)
+    with pytest.raises(RuntimeError, match=refusal):
+        tracer(READ_LENGTHS[how], example)
 
 
 def test_a_compiled_graph_has_no_second_derivative(layer):
