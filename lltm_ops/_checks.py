@@ -2,11 +2,10 @@
 
 import numbers
 import operator
-from typing import Any, List  # noqa: UP035
+from typing import Any, List, Tuple  # noqa: UP035
 
 import torch
-from torch import Tensor, nn
-from torch.fx import Proxy
+from torch import Tensor
 
 
 def size_as_int(owner: str, name: str, size: Any, least: int = 0) -> int:
@@ -41,12 +40,16 @@ def check_tensor(owner: str, name: str, value: Tensor, expected: str = "a tensor
     # TorchScript leaves this condition out, because there the value is always a tensor.
     if not isinstance(value, Tensor):
         raise TypeError(f"{owner}: expected {name} to be {expected}, but got {_type_of(value)}")
-    # The modules read sizes before they call an operator, and a nested tensor has none, so the
-    # operator's own check would not be reached.
+    # The modules read sizes and reshape before they call an operator, whose own check would not be
+    # reached: a nested tensor has no sizes, and a sparse one may have no views.
     if value.is_nested:
-        raise RuntimeError(
-            f"{owner}: expected {name} to be a dense tensor, but got a nested tensor"
-        )
+        raise RuntimeError(_not_dense(owner, name, "a nested tensor"))
+    if value.layout != torch.strided:
+        raise RuntimeError(_not_dense(owner, name, f"layout {value.layout}"))
+
+
+def _not_dense(owner: str, name: str, found: str) -> str:
+    return f"{owner}: expected {name} to be a dense tensor, but got {found}"
 
 
 def fault_of_tensors(
@@ -64,9 +67,7 @@ def fault_of_tensors(
     for name, tensor in {"input": input, **state}.items():
         other, like = (weights, "the parameters") if tensor is input else (input, "input")
         if tensor.layout != torch.strided:
-            return RuntimeError(
-                f"{owner}: expected {name} to be a dense tensor, but got layout {tensor.layout}"
-            )
+            return RuntimeError(_not_dense(owner, name, f"layout {tensor.layout}"))
         if tensor.device != other.device:
             return RuntimeError(
                 f"{owner}: expected {name} to be on the device of {like}, {other.device}, "
@@ -90,6 +91,44 @@ def _are_cast(*tensors: Tensor) -> bool:
     return all(t.is_floating_point() and t.dtype != torch.float64 for t in tensors)
 
 
+def check_resets(resets: Tensor, names: str, expected: List[int]) -> None:  # noqa: UP006
+    if is_tracing():
+        fit = resets.dim() == len(expected)
+    elif torch.compiler.is_compiling():
+        fit = may_have_shape(resets, expected)
+    else:
+        fit = list(resets.shape) == expected
+    if not fit:
+        raise RuntimeError(
+            f"lltm_ops.LLTM: expected resets to have shape {names} = {expected}, "
+            f"but got {list(resets.shape)}"
+        )
+
+
+def check_states(
+    hx: Tuple[Tensor, Tensor],  # noqa: UP006
+    expected: List[int],  # noqa: UP006
+    batch_is_known: bool = True,
+) -> None:
+    h_0, c_0 = hx
+    if is_tracing():
+        # Sizes are tensors while tracing; the number of unbound tensors is an int.
+        fit = len(h_0.unbind()) == expected[0] == len(c_0.unbind())
+    elif torch.compiler.is_compiling():
+        fit = may_have_shape(h_0, expected) and may_have_shape(c_0, expected)
+    else:
+        fit = list(h_0.shape) == expected == list(c_0.shape)
+    if not fit:
+        names = "batch, hidden_size" if len(expected) == 3 else "hidden_size"
+        sizes = f"{expected}"
+        if not batch_is_known:
+            sizes = f"[{expected[0]}, batch, {expected[-1]}]"
+        raise RuntimeError(
+            "lltm_ops.LLTM: expected h_0 and c_0 to have shape [num_layers * directions, "
+            f"{names}] = {sizes}, but got {list(h_0.shape)} and {list(c_0.shape)}"
+        )
+
+
 def is_tracing() -> bool:
     """Whether torch.jit.trace runs. Sizes are tensors then, and become constants as ints."""
     return torch.jit.is_tracing()  # type: ignore
@@ -108,22 +147,6 @@ def may_have_shape(tensor: Tensor, shape: List[int]) -> bool:  # noqa: UP006
     return len(tensor.shape) == len(shape) and all(
         guard_or_true(size == other) for size, other in zip(tensor.shape, shape, strict=True)
     )
-
-
-def node_of_fx(module: nn.Module, arguments: dict[str, Any]) -> Any:
-    """Returns a node that calls the module, if torch.fx traces and an argument is a proxy.
-
-    Tracers treat modules of torch.nn as leaves, and would trace the inside of others.
-    """
-    for value in arguments.values():
-        for proxy in value if isinstance(value, (tuple, list)) else (value,):
-            if isinstance(proxy, Proxy):
-                tracer: Any = proxy.tracer
-                # The root has no path, and a graph cannot call it.
-                if path := tracer.path_of_module(module):
-                    given = {name: v for name, v in arguments.items() if v is not None}
-                    return tracer.create_proxy("call_module", path, (), given)
-    return None
 
 
 @torch.jit.unused

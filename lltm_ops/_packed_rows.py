@@ -64,10 +64,14 @@ def _traced_last_state(
 
 def last_rows_of(batch_sizes: Tensor, batch: int) -> Tensor:
     """The rows of the last step of each packed sequence; any rows if there are no steps."""
-    sequences = _range(batch_sizes, batch)
-    steps = (batch_sizes.unsqueeze(1) > sequences).sum(0)
+    # How many steps have each number of sequences. A comparison of all steps with all sequences
+    # would take memory for the longest sequence times the batch, however few rows there are.
+    of_size = batch_sizes.new_zeros([batch + 1])
+    of_size = of_size.scatter_add(0, batch_sizes, torch.ones_like(batch_sizes))
+    # A sequence runs in those steps that have more sequences than stand before it.
+    steps = of_size.sum() - of_size.cumsum(0).narrow(0, 0, batch)
     starts = torch.constant_pad_nd(batch_sizes.cumsum(0) - batch_sizes, [1, 0])
-    return starts.index_select(0, steps) + sequences
+    return starts.index_select(0, steps) + _range(batch_sizes, batch)
 
 
 def reversed_resets(resets: Tensor, batch_sizes: Optional[Tensor]) -> Tensor:

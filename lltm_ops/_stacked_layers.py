@@ -1,0 +1,228 @@
+"""Runs the layers and directions of :class:`lltm_ops.LLTM`, with the time first or packed.
+
+These are functions, not methods, so that no attribute of a subclass can take the place of one.
+TorchScript reads the annotations.
+"""
+
+from __future__ import annotations
+
+from typing import List, NamedTuple, Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lltm_ops._checks import check_resets, check_states, fault_of_tensors, is_tracing
+from lltm_ops._packed_rows import (
+    batch_of,
+    last_rows_of,
+    last_state,
+    reversed_resets,
+    sequence_of_row,
+)
+from lltm_ops._step_by_step import run_step_by_step
+
+
+class Options(NamedTuple):
+    """Arguments of the layer's constructor, and whether it trains."""
+
+    input_size: int
+    hidden_size: int
+    num_layers: int
+    bidirectional: bool
+    bias: bool
+    dropout: float
+    variational_dropout: bool
+    recurrent_dropout: float
+    zoneout: float
+    layer_norm: bool
+    training: bool
+
+
+def states_per_call(options: Options) -> int:
+    return 2 * options.num_layers if options.bidirectional else options.num_layers
+
+
+def run_layers(
+    options: Options,
+    parameters: List[Tensor],
+    input: Tensor,
+    hx: Optional[Tuple[Tensor, Tensor]],
+    batch_sizes: Optional[Tensor],
+    resets: Optional[Tensor],
+) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Returns output and cells of the last layer, and h_n and c_n of all.
+
+    If an operator refuses the layout, device or dtype of input or state, this says so in the names
+    of the layer. The operator's other words stay.
+    """
+    if torch.jit.is_scripting():  # type: ignore[attr-defined]
+        return _run_layers(options, parameters, input, hx, batch_sizes, resets)
+    else:
+        return _run_or_explain(options, parameters, input, hx, batch_sizes, resets)
+
+
+@torch.jit.unused
+def _run_or_explain(
+    options: Options,
+    parameters: List[Tensor],
+    input: Tensor,
+    hx: Optional[Tuple[Tensor, Tensor]],
+    batch_sizes: Optional[Tensor],
+    resets: Optional[Tensor],
+) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+    if torch.compiler.is_compiling():
+        fault = _fault(parameters[0], input, hx)
+        if fault is not None:
+            raise fault
+        return _run_layers(options, parameters, input, hx, batch_sizes, resets)
+    try:
+        return _run_layers(options, parameters, input, hx, batch_sizes, resets)
+    except RuntimeError:
+        fault = _fault(parameters[0], input, hx)
+        if fault is not None:
+            raise fault from None
+        raise
+
+
+def _fault(
+    weights: Tensor,
+    input: Tensor,
+    hx: Optional[Tuple[Tensor, Tensor]],
+) -> Optional[Exception]:
+    state = {} if hx is None else {"h_0": hx[0], "c_0": hx[1]}
+    # nn.LSTM raises ValueError for the dtype of input, and nn.LSTMCell RuntimeError.
+    return fault_of_tensors("lltm_ops.LLTM", ValueError, weights, input, state)
+
+
+def _run_layers(
+    options: Options,
+    parameters: List[Tensor],
+    input: Tensor,
+    hx: Optional[Tuple[Tensor, Tensor]],
+    batch_sizes: Optional[Tensor],
+    resets: Optional[Tensor],
+) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+    _check_input(options, input, batch_sizes, resets)
+    h_0, c_0 = _initial_states(options, input, hx, batch_sizes)
+    directions = 2 if options.bidirectional else 1
+    each = len(parameters) // states_per_call(options)
+    # Both are computed after the first direction has run, whose operator checks resets and
+    # batch_sizes.
+    last_rows: Optional[Tensor] = None
+    resets_of_reverse: Optional[Tensor] = None
+    last_h: List[Tensor] = []
+    last_c: List[Tensor] = []
+    output, cells = input, input
+    for layer in range(options.num_layers):
+        if layer > 0:
+            input = _dropped_out(options, output, h_0.size(1), batch_sizes)
+        outputs: List[Tensor] = []
+        all_cells: List[Tensor] = []
+        for direction in range(directions):
+            i = layer * directions + direction
+            reverse = direction == 1
+            if reverse and resets is not None and resets_of_reverse is None:
+                resets_of_reverse = reversed_resets(resets, batch_sizes)
+            output, cells = _run_direction(
+                options, parameters[i * each : (i + 1) * each],
+                input, h_0[i], c_0[i], batch_sizes, reverse,
+                resets_of_reverse if reverse else resets,
+            )  # fmt: skip
+            outputs.append(output)
+            all_cells.append(cells)
+            if batch_sizes is not None and last_rows is None:
+                last_rows = last_rows_of(batch_sizes, h_0.size(1)).to(input.device)
+            last_h.append(last_state(output, h_0[i], last_rows, reverse))
+            last_c.append(last_state(cells, c_0[i], last_rows, reverse))
+        if directions == 2:
+            output, cells = torch.cat(outputs, -1), torch.cat(all_cells, -1)
+    return output, cells, torch.stack(last_h), torch.stack(last_c)
+
+
+def _check_input(
+    options: Options,
+    input: Tensor,
+    batch_sizes: Optional[Tensor],
+    resets: Optional[Tensor],
+) -> None:
+    if batch_sizes is not None:
+        if input.dim() != 2:
+            raise ValueError(
+                "lltm_ops.LLTM: expected input beside batch_sizes to have 2 dimensions "
+                f"[rows, input_size], but got {input.dim()}"
+            )
+        if resets is not None:
+            check_resets(resets, "[rows]", [input.size(0)])
+    elif input.dim() != 3:
+        raise ValueError(
+            "lltm_ops.LLTM: expected input to have 2 dimensions [time, input_size] or 3 with a "
+            f"batch, but got {input.dim()}"
+        )
+    if not is_tracing() and input.size(-1) != options.input_size:
+        raise RuntimeError(
+            f"lltm_ops.LLTM: expected input to have input_size = {options.input_size} features, "
+            f"but got {input.size(-1)}"
+        )
+
+
+def _initial_states(
+    options: Options,
+    input: Tensor,
+    hx: Optional[Tuple[Tensor, Tensor]],
+    batch_sizes: Optional[Tensor],
+) -> Tuple[Tensor, Tensor]:
+    """Returns hx, or zeros if there is none."""
+    states, hidden_size = states_per_call(options), options.hidden_size
+    if hx is not None:
+        if batch_sizes is None:
+            check_states(hx, [states, input.size(1), hidden_size])
+        else:
+            # h_0 and c_0 are compared with each other. The kernels compare their batch with
+            # batch_sizes, whose values a compiler has not.
+            batch = hx[0].size(1) if hx[0].dim() == 3 else 0
+            check_states(hx, [states, batch, hidden_size], batch_is_known=False)
+        return hx
+    batch = input.size(1) if batch_sizes is None else batch_of(batch_sizes, input)
+    zeros = input.new_zeros([states, batch, hidden_size])
+    return zeros, zeros
+
+
+def _dropped_out(
+    options: Options,
+    input: Tensor,
+    batch: int,
+    batch_sizes: Optional[Tensor],
+) -> Tensor:
+    if not options.variational_dropout:
+        return F.dropout(input, options.dropout, options.training)
+    mask = input.new_ones([batch, input.size(-1)])
+    mask = F.dropout(mask, options.dropout, options.training)
+    if batch_sizes is not None:
+        mask = mask.index_select(0, sequence_of_row(batch_sizes, input.size(0)).to(mask.device))
+    return input * mask
+
+
+def _run_direction(
+    options: Options,
+    parameters: List[Tensor],
+    input: Tensor,
+    h_0: Tensor,
+    c_0: Tensor,
+    batch_sizes: Optional[Tensor],
+    reverse: bool,
+    resets: Optional[Tensor],
+) -> Tuple[Tensor, Tensor]:
+    weights = parameters[0]
+    bias = parameters[1] if options.bias else weights.new_zeros(3 * options.hidden_size)
+    drops_out = options.training and options.recurrent_dropout > 0
+    if not options.layer_norm and options.zoneout == 0 and not drops_out:
+        output, cells = torch.ops.lltm.sequence_forward(
+            input, weights, bias, h_0, c_0, batch_sizes, reverse, resets
+        )
+        return output, cells
+    return run_step_by_step(
+        input, weights, bias, h_0, c_0, batch_sizes, reverse, resets,
+        parameters[-2:] if options.layer_norm else parameters[:0],
+        options.recurrent_dropout, options.zoneout, options.training,
+    )  # fmt: skip
