@@ -61,8 +61,9 @@ def test_python_block_runs(code, tmp_path):
     assert "Warning" not in result.stderr
 
 
-# By make fresh, test_packaging and test_new_package.
+# By make fresh, test_packaging, test_new_package and test_train_distributed.
 TRIED_ELSEWHERE = {
+    ".venv/bin/torchrun --standalone --nproc-per-node 2 examples/train_distributed.py --fsdp",
     "sudo apt-get install g++ make python3-dev python3-venv",
     "pip install --no-build-isolation .",
     "cd ../my_ops",
