@@ -63,18 +63,13 @@ BOUNDED := --override-ini=faulthandler_timeout=1800 --override-ini=faulthandler_
 PYTEST = OMP_WAIT_POLICY=passive $(PYTHON) -m pytest $(BOUNDED) \
 	$(shell $(PYTHON) -c 'import xdist' 2> /dev/null && echo $(PARALLEL))
 
-.PHONY: help demo distributed test test-all book docs linkcheck extra-docs fuzz mutants recurrence sanitize soak bench scaling sweep lengths aarch64 onnx extra-onnx lint format cuda-check wheel wheels test-wheel remove-torch fresh compat gpu new clean in-place FORCE
+.PHONY: help demo test test-all book docs linkcheck extra-docs fuzz mutants recurrence sanitize soak bench sweep lengths aarch64 onnx extra-onnx lint format cuda-check wheel wheels test-wheel remove-torch fresh compat gpu new clean in-place FORCE
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 demo: $(BUILT)  ## train the layer beside nn.LSTM and nn.GRU, and run it four ways; DEMO_ARGS=--help
 	$(PYTHON) examples/char_lm.py --output=runs/demo $(if $(filter --output%,$(DEMO_ARGS)),,--anew) $(DEMO_ARGS)
-
-distributed: $(BUILT)  ## train it on two processes for a short time; DISTRIBUTED_ARGS=--help
-	rm -rf runs/distributed
-	$(PYTHON) -m torch.distributed.run --standalone --nproc-per-node=2 examples/train_distributed.py \
-		--steps=100 --save-every=50 --output=runs/distributed $(DISTRIBUTED_ARGS)
 
 test: $(BUILT)  ## build, and run the tests of the operators; TEST_ARGS for pytest
 	$(PYTEST) -m 'not slow' $(TEST_ARGS)
@@ -111,9 +106,6 @@ sweep: $(BUILT)  ## time the cell beside eager PyTorch over hundreds of shapes; 
 
 lengths: $(BUILT)  ## time the layer by the length of sequences, padded and packed; LENGTHS_ARGS=--help
 	$(PYTHON) benchmarks/lengths.py $(LENGTHS_ARGS)
-
-scaling: $(BUILT)  ## time training on two processes beside one; SCALING_ARGS=--help
-	$(PYTHON) benchmarks/scaling.py $(SCALING_ARGS)
 
 sanitize: $(BUILT)  ## library and tests with AddressSanitizer, UBSan and ThreadSanitizer; SANITIZE_ARGS=--short
 	tests/tools/sanitize/run $(PYTHON) $(SANITIZE_ARGS)

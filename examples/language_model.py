@@ -1,5 +1,5 @@
-"""What char_lm.py and train_distributed.py share: the model, the text that it learns, the options
-that both take, and how a checkpoint reaches the disk whole."""
+"""The model that char_lm.py and train_distributed.py train, and the text that it learns. The rest
+is for char_lm.py alone: its options, and how its checkpoint reaches the disk whole."""
 
 import argparse
 import contextlib
@@ -194,7 +194,6 @@ def add_option(parser: argparse.ArgumentParser, option: str, help: str, **settin
 
 
 def training_options(description: str, output: str) -> argparse.ArgumentParser:
-    """A command line with what train_distributed.py takes, too."""
     parser = argparse.ArgumentParser(description=description, allow_abbrev=False)
     add = functools.partial(add_option, parser)
     novel = "UTF-8 text; if not given, Jane Austen's Persuasion"
@@ -241,12 +240,10 @@ def check_resume(args: argparse.Namespace, found: bool) -> None:
         )
 
 
-def loading(
-    checkpoint: Path, *errors: type[BaseException]
-) -> contextlib.AbstractContextManager[None]:
+def loading(checkpoint: Path) -> contextlib.AbstractContextManager[None]:
     """Whatever is wrong with a checkpoint, the user learns which it is."""
     problem = f"--resume: {checkpoint} is not a complete checkpoint of this program"
-    return or_usage_error(problem, Exception, *errors)
+    return or_usage_error(problem, Exception)
 
 
 def same_kind(saved: Any, expected: Any) -> bool:

@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-import statistics
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -122,25 +121,3 @@ def test_the_picture_of_the_readme_is_of_the_measured_figures(monkeypatch, tmp_p
     panels = json.dumps(report.glance())
     for picture in (tmp_path / "picture.png", ROOT / "docs" / "images" / "how_fast.png"):
         assert Image.open(picture).text["Description"] == panels
-
-
-def test_scaling(tmp_path):
-    options = ["--rows", 4, "--hidden-size", 8, "--steps", 2, "--rounds", 1, "--output", tmp_path]
-    printed = run("scaling.py", *options)
-    measured = json.loads((tmp_path / "scaling.json").read_text())
-    assert measured["bytes_of_gradients"] > 0
-    assert [result["rows"] for result in measured["results"]] == [4, 4, 4, 4, 2]
-    for result in measured["results"]:
-        assert f"{result['efficiency']:.0%}" in printed
-
-
-def test_documented_scaling_is_what_a_run_wrote():
-    measured = json.loads((FIGURES / "scaling_cpu.json").read_text())
-    page = (ROOT / "docs" / "scaling.md").read_text()
-    assert f"{measured['bytes_of_gradients']:,}" in page
-    for result in measured["results"]:
-        times = result["milliseconds"]
-        assert (
-            f"| {result['run']} | {result['rows']} | {statistics.median(times):.1f} "
-            f"| {min(times):.1f} to {max(times):.1f} | {result['efficiency']:.0%} |"
-        ) in page

@@ -9,9 +9,11 @@ import pytest
 import shell_blocks
 from common import ROOT, needs_torchscript
 
+import lltm_ops
+
 # test_book.py has the code of these pages.
 BOOK = sorted((ROOT / "docs" / "book").glob("*.md"))
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *BOOK]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), *BOOK]
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
@@ -61,8 +63,9 @@ def test_python_block_runs(code, tmp_path):
     assert "Warning" not in result.stderr
 
 
-# By make fresh, test_packaging and test_new_package.
+# By make fresh, test_packaging, test_new_package and test_train_distributed.
 TRIED_ELSEWHERE = {
+    ".venv/bin/torchrun --standalone --nproc-per-node 2 examples/train_distributed.py --fsdp",
     "sudo apt-get install g++ make python3-dev python3-venv",
     "pip install --no-build-isolation .",
     "cd ../my_ops",
@@ -119,6 +122,11 @@ def test_named_tests_exist(page):
     files = [*(ROOT / "tests").rglob("*.py"), *books]
     for name in re.findall(r"`(test_\w+)`", page.read_text()):
         assert any(f"def {name}(" in file.read_text() for file in files), name
+
+
+def test_the_changelog_begins_with_this_version():
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    assert re.search(r"^## \[(\S+)\]", changelog, re.M)[1] == lltm_ops.__version__
 
 
 def test_every_row_of_what_composes_names_a_test():
