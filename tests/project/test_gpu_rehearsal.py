@@ -90,9 +90,10 @@ def look_at(command):
     if "make" in command:
         dry = [*command, "--dry-run"]
         subprocess.run(dry, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
-    for option in command if any(word.endswith("/check") for word in command[:-1]) else ():
-        if option.startswith(("--cases", "--units", "--blocks", "--tiles")):
-            assert f'name == "{option.partition("=")[0]}"' in CHECK
+    names = [Path(word).name for word in command]
+    options = command[names.index("check") + 1 :] if "check" in names else []
+    for option in options:
+        assert f'name == "{option.partition("=")[0]}"' in CHECK
 
 
 def test_every_step_runs_to_its_end(gpu, monkeypatch, capsys):
