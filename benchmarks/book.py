@@ -91,26 +91,22 @@ def take_turns(rounds: int) -> dict[str, dict[str, float]]:
 
 
 def draw_speed(times: dict[str, dict[str, float]]) -> None:
-    """One picture a chapter: its bar beside those of the chapters before."""
     from matplotlib import pyplot
 
-    names = list(times)
-    python = times[names[0]]
+    python = times["01 python"]
     most = max(python[what] / t[what] for t in times.values() for what in python)
-    for last, name in enumerate(names):
-        figure, axes = pyplot.subplots(1, len(python), figsize=(11, 3.6), sharey=True)
-        for axis, what in zip(axes, python, strict=True):
-            speeds = [python[what] / times[shown][what] for shown in names[: last + 1]]
-            colours = ["tab:blue"] * last + ["tab:orange"]
-            bars = axis.barh(names[: last + 1], speeds, color=colours)
-            axis.bar_label(bars, fmt="%.2f", padding=2)
-            axis.axvline(1, color="gray", linewidth=0.8)
-            axis.set(xlim=(0, most * 1.2), title=what.replace(", ", "\n"))
-            axis.set_ylim(len(names) - 0.5, -0.5)
-        figure.supxlabel("speed, Python = 1")
-        figure.tight_layout()
-        figure.savefig(PICTURES / f"speed_{name[:2] if name != PACKAGE else '11'}.png", dpi=110)
-        pyplot.close(figure)
+    colors = ["tab:red" if name == PACKAGE else "silver" for name in times]
+    figure, axes = pyplot.subplots(1, len(python), figsize=(11, 3.6), sharey=True)
+    for axis, what in zip(axes, python, strict=True):
+        speeds = [python[what] / t[what] for t in times.values()]
+        bars = axis.barh(list(times), speeds, color=colors)
+        axis.bar_label(bars, fmt="%.2f", padding=2)
+        axis.axvline(1, color="gray", linewidth=0.8)
+        axis.set(xlim=(0, most * 1.2), title=what.replace(", ", "\n"))
+    axes[0].invert_yaxis()
+    figure.supxlabel("speed, Python = 1")
+    figure.tight_layout()
+    figure.savefig(PICTURES / "speed.png", dpi=80)
 
 
 def draw_bars(values: dict[str, float], label: str, picture: str, log: bool = False) -> None:
@@ -124,7 +120,6 @@ def draw_bars(values: dict[str, float], label: str, picture: str, log: bool = Fa
     axis.margins(x=0.15)
     figure.tight_layout()
     figure.savefig(PICTURES / picture, dpi=110)
-    pyplot.close(figure)
 
 
 def profile() -> dict[str, float]:

@@ -2,19 +2,17 @@
 
 Everything is measured in one process, the contenders taking turns: the median microseconds of
 inference and of training (forward, and backward for gradients of the parameters, or of input and
-state, too), through the modules, with the state given. Prints a table; writes a JSON file and a
-picture.
+state, too), through the modules, with the state given. Writes cell.csv.
 """
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
-import contest
 import torch
+from contest import Contest, run
+from timing import KINDS
 from torch import Tensor, nn
-from torch.hub import tqdm  # stands in where tqdm is not installed
 
 import lltm_ops
 
@@ -55,38 +53,25 @@ def contenders(input_size: int, hidden_size: int, options: dict[str, Any]) -> di
     }
 
 
-def measure_shape(
-    shape: tuple[int, ...], args: argparse.Namespace, progress: tqdm
-) -> list[dict[str, Any]]:
+def contest_of(shape: tuple[int, ...], options: dict[str, Any]) -> Contest:
     batch, input_size, hidden_size = shape
-    options = {"device": args.device, "dtype": getattr(torch, args.dtype)}
     cells = contenders(input_size, hidden_size, options)
     input = torch.randn(batch, input_size, **options)
     state = (torch.randn(batch, hidden_size, **options), torch.randn(batch, hidden_size, **options))
-    weights = cells["lltm_ops"].weights
-    roof = {}
-    if args.device == "cpu":
-        empty = EmptyCell(input_size, hidden_size, **options)
-        roof = contest.measure_roof(lambda: empty(input, state), weights)
-    rows = contest.measure(
+    weights = cells["lltm_ops"].weights.detach()
+    empty = EmptyCell(input_size, hidden_size, **options)
+    flop = 2 * batch * weights.numel()
+    return Contest(
         cells,
         lambda cell, input, *state: cell(input, state),
         (input, *state),
         state,
-        {what: 2 * batch * weights.numel() * (i + 1) for i, what in enumerate(contest.KINDS)},
-        args,
-        progress,
+        {what: flop * (i + 1) for i, what in enumerate(KINDS)},
+        weights,
+        1,
+        lambda: empty(input, state),
     )
-    for row in rows:
-        row |= {"weight_bytes": weights.nbytes} | roof
-    return rows
-
-
-def main() -> None:
-    names = "batch x input x state"
-    args = contest.command_line(__doc__.splitlines()[0], SHAPES, names)
-    contest.run(args, names, "One step", "cell", measure_shape)
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__.splitlines()[0], "cell", SHAPES, "batch x input x state", contest_of)

@@ -1,19 +1,17 @@
-"""What a sequence costs by its length: padded and packed, beside nn.LSTM.
+"""What a sequence costs by its length: padded and packed, compared with nn.LSTM.
 
 Microseconds for a row, that is a step of one sequence, from short sequences to long ones; packed,
-the sequences have lengths up to the longest in equal steps. Writes a JSON file and a picture.
+the sequences have lengths up to the longest in equal steps. Writes lengths.csv.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
-from pathlib import Path
-from typing import Any
+import itertools
 
-import contest
+import figures
 import timing
 import torch
+from contest import options, show
 from torch import Tensor, nn
 from torch.hub import tqdm  # stands in where tqdm is not installed
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
@@ -30,63 +28,42 @@ def output_rows(layer: nn.Module, input: Tensor | PackedSequence) -> Tensor:
     return output.data if isinstance(output, PackedSequence) else output.flatten(0, 1)
 
 
-def measure_length(length: int, args: argparse.Namespace, progress: tqdm) -> list[dict[str, Any]]:
-    """Rows for padded and for packed input, in inference and in training."""
+def input_of(form: str, length: int, batch: int, size: int) -> Tensor | PackedSequence:
+    if form == "padded":
+        return torch.randn(length, batch, size)
+    lengths = [max(1, length * (i + 1) // batch) for i in reversed(range(batch))]
+    return pack_sequence([torch.randn(steps, size) for steps in lengths])
+
+
+def main() -> None:
+    parser = options(__doc__.splitlines()[0])
+    parser.add_argument("--lengths", nargs="+", type=int, default=LENGTHS)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--size", type=int, default=128, help="of input and state")
+    args = parser.parse_args()
+    timing.settle_allocator()
+    about = figures.describe(rounds=args.rounds, batch=args.batch, size=args.size)
     layers = {
         "lltm_ops": lltm_ops.LLTM(args.size, args.size),
         "LSTM": nn.LSTM(args.size, args.size),
     }
-    lengths = [max(1, length * (i + 1) // args.batch) for i in reversed(range(args.batch))]
-    inputs = {
-        "padded": torch.randn(length, args.batch, args.size),
-        "packed": pack_sequence([torch.randn(steps, args.size) for steps in lengths]),
-    }
     rows = []
-    for form, input in inputs.items():
+    kinds = itertools.product(("padded", "packed"), timing.KINDS[:2])
+    cases = list(itertools.product(args.threads, args.lengths, kinds))
+    for threads, length, (form, what) in tqdm(cases, desc="timing"):
+        torch.set_num_threads(threads)
+        input = input_of(form, length, args.batch, args.size)
         with torch.no_grad():
             grads = (torch.randn_like(output_rows(layers["lltm_ops"], input)),)
-        for what in ("inference", "training"):
-            with torch.set_grad_enabled(what == "training"):
-                functions = contest.functions(what, layers, output_rows, (input,), grads)
-                if (form, what) == ("packed", "training") and length > LSTM_PACKED_STEPS:
-                    del functions["LSTM"]
-                times = timing.medians(functions, args.rounds)
-            count = len(grads[0])
-            per_row = {name: time * 1e6 / count for name, time in times.items()}
-            rows.append(
-                {"length": length, "form": form, "rows": count, "what": what}
-                | {"threads": torch.get_num_threads(), "microseconds": per_row}
-            )
-            progress.update(1)
-    return rows
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--lengths", nargs="+", type=int, default=LENGTHS)
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--size", type=int, default=128, help="of input and state")
-    parser.add_argument("--threads", nargs="+", type=int, default=sorted({1, os.cpu_count() or 1}))
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--output", type=Path, default=Path("build/benchmarks"), help="a folder")
-    args = parser.parse_args()
-    timing.settle_allocator()
-    rows = []
-    with tqdm(total=4 * len(args.threads) * len(args.lengths), desc="timing") as progress:
-        for threads in args.threads:
-            torch.set_num_threads(threads)
-            for length in args.lengths:
-                rows += measure_length(length, args, progress)
-    for row in rows:
-        times = ", ".join(f"{name} {time:.3f} us" for name, time in row["microseconds"].items())
-        print(
-            f"{row['length']:5} steps, {row['form']}, {row['what']}, {row['threads']} threads: "
-            f"{times} for a row"
-        )
-    described = timing.describe("cpu", "float32") | {
-        "batch": args.batch, "size": args.size, "rows": rows,
-    }  # fmt: skip
-    timing.save(described, "plot_lengths", args.output / "lengths_cpu_float32.json")
+        with torch.set_grad_enabled(what == "training"):
+            calls = timing.calls(what, layers, output_rows, (input,), grads)
+            if (form, what) == ("packed", "training") and length > LSTM_PACKED_STEPS:
+                del calls["LSTM"]
+            times = timing.medians(calls, args.rounds)
+        per_row = {name: time / len(grads[0]) for name, time in times.items()}
+        rows.append({"threads": threads, "length": length, "form": form, "what": what} | per_row)
+        show(rows[-1])
+        figures.write(args.output / "lengths.csv", about, rows)
 
 
 if __name__ == "__main__":

@@ -1,33 +1,34 @@
-"""The recurrence on a GPU beside a GEMM and a kernel a step, and cuDNN's LSTM: microseconds a step.
+"""The recurrence on a GPU compared with a kernel a step and nn.LSTM: microseconds a step.
 
 Each row is written as soon as it is measured, and one that fails is written as its error. Calls are
-replays of CUDA graphs.
+replays of CUDA graphs. Writes recurrence.csv.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import contest
+import figures
 import timing
 import torch
+from contest import show
 from torch import Tensor, nn
-from torch.hub import tqdm  # stands in where tqdm is not installed
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
+from torch.profiler import ProfilerActivity, profile
 
 import lltm_ops
 
 DEVICE = "cuda"
-SIZES = [128, 256, 512, 768, 1024]
-BATCHES = [1, 16, 64]
-STREAMS = "both directions on two streams"
-FORMS = ["padded", "packed", "resets", "odd input", "two layers", "both directions", STREAMS]
+STREAMS = "both_directions_on_two_streams"
+FORMS = ["padded", "packed", "resets", "odd_input", "two_layers", "both_directions", STREAMS]
+DTYPES = ["bfloat16", "float16", "float32"]
 
 
 def recurrence(on: bool) -> contextlib.AbstractContextManager[Any]:
@@ -35,20 +36,7 @@ def recurrence(on: bool) -> contextlib.AbstractContextManager[Any]:
     return mock.patch.dict(os.environ, LLTM_CUDA_RECURRENCE=str(int(on)))
 
 
-@contextlib.contextmanager
-def tf32(allowed: bool) -> Iterator[None]:
-    backends = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = [backend.allow_tf32 for backend in backends]
-    for backend in backends:
-        backend.allow_tf32 = allowed
-    try:
-        yield
-    finally:
-        for backend, value in zip(backends, before, strict=True):
-            backend.allow_tf32 = value
-
-
-def launches_of(function: Callable[[], Any]) -> dict[str, int]:
+def outcomes_of(function: Callable[[], Any]) -> dict[str, int]:
     """How many launches of the recurrence had which outcome. It takes half types of some sizes."""
     before = torch.ops.lltm._recurrence_outcomes()
     with recurrence(True):
@@ -58,11 +46,11 @@ def launches_of(function: Callable[[], Any]) -> dict[str, int]:
     return {name: now - then for name, then, now in zip(names, before, after, strict=True)}
 
 
-def captured(
-    context: contextlib.AbstractContextManager[Any], function: Callable[[], Any]
-) -> Callable[[], Any]:
-    with context:
-        return contest.captured(function)
+def kernels_of(function: Callable[[], Any]) -> int:
+    """A few if cuDNN has a kernel for all steps; some for each step otherwise."""
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        function()
+    return sum(event.count for event in profiled.key_averages())
 
 
 def first_output(layer: nn.Module, *inputs: Any) -> Tensor:
@@ -73,7 +61,7 @@ def first_output(layer: nn.Module, *inputs: Any) -> Tensor:
 def call_of(layer: nn.Module, inputs: tuple[Any, ...], what: str) -> Callable[[], Any]:
     with torch.no_grad():
         grads = (torch.randn_like(first_output(layer, *inputs)),)
-    return contest.functions(what, {"": layer}, first_output, inputs, grads)[""]
+    return timing.calls(what, {"": layer}, first_output, inputs, grads)[""]
 
 
 def on_two_streams(first: Callable[[], Any], second: Callable[[], Any]) -> Callable[[], Any]:
@@ -90,20 +78,20 @@ def on_two_streams(first: Callable[[], Any], second: Callable[[], Any]) -> Calla
 
 
 def contenders(
-    form: str, size: int, batch: int, what: str, args: argparse.Namespace
+    form: str, time: int, size: int, batch: int, what: str, dtype: str
 ) -> tuple[Callable[[], Any], Callable[[], Any]]:
     """Calls of our layer and of nn.LSTM."""
-    options = {"device": DEVICE, "dtype": getattr(torch, args.dtype)}
-    features = size + (form == "odd input")
-    sizes = {"num_layers": 1 + (form == "two layers"), "bidirectional": "directions" in form}
-    inputs: tuple[Any, ...] = (torch.randn(args.time, batch, features, **options),)
+    options = {"device": DEVICE, "dtype": getattr(torch, dtype)}
+    features = size + (form == "odd_input")
+    sizes = {"num_layers": 1 + (form == "two_layers"), "bidirectional": "directions" in form}
+    inputs: tuple[Any, ...] = (torch.randn(time, batch, features, **options),)
     more: tuple[Any, ...] = ()
     if form == "packed":
         # From all steps down to half of them.
-        lengths = args.time - torch.arange(batch) * (args.time // 2) // batch
+        lengths = time - torch.arange(batch) * (time // 2) // batch
         inputs = (pack_padded_sequence(*inputs, lengths),)
     elif form == "resets":
-        more = (None, torch.rand(args.time, batch, device=DEVICE) < 0.01)
+        more = (None, torch.rand(time, batch, device=DEVICE) < 0.01)
     lstm = call_of(nn.LSTM(features, size, **sizes, **options), inputs, what)
     if form != STREAMS:
         layer = lltm_ops.LLTM(features, size, **sizes, **options)
@@ -112,59 +100,46 @@ def contenders(
     return on_two_streams(*(call_of(layer, inputs, what) for layer in layers)), lstm
 
 
-def measure(
-    size: int, batch: int, what: str, args: argparse.Namespace, form: str = "padded"
-) -> dict[str, Any]:
-    """Microseconds a step, by contender, and launches of the recurrence in a call."""
-    with torch.set_grad_enabled(what == "training"):
-        ours, lstm = contenders(form, size, batch, what, args)
-        calls = {"a kernel a step": captured(recurrence(False), ours)}
-        calls["nn.LSTM"] = captured(tf32(False), lstm)
-        launches = launches_of(ours)
-        if launches["ran"]:
-            calls["recurrence"] = captured(recurrence(True), ours)
-        if args.dtype == "float32":
-            calls["a kernel a step with TF32"] = captured(tf32(True), ours)
-            calls["nn.LSTM with TF32"] = captured(tf32(True), lstm)
-        times = timing.medians(calls, args.rounds, device=DEVICE)
-    by_name = {name: time * 1e6 / args.time for name, time in times.items()}
-    return {"microseconds_per_step": by_name, "launches_of_the_recurrence": launches}
+def measure(case: dict[str, Any], rounds: int) -> dict[str, Any]:
+    with torch.set_grad_enabled(case["what"] == "training"):
+        ours, lstm = contenders(**case)
+        outcomes = outcomes_of(ours)
+        calls = {"nn.LSTM": timing.captured(lstm)}
+        for name, on in (("recurrence", True), ("a kernel a step", False)):
+            if outcomes["ran"] or not on:
+                with recurrence(on):
+                    calls[name] = timing.captured(ours)
+        times = timing.medians(calls, rounds)
+        per_step = {name: time / case["time"] for name, time in times.items()}
+        return per_step | outcomes | {"kernels of nn.LSTM": kernels_of(lstm)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, help="of input and state")
-    parser.add_argument("--batches", nargs="+", type=int, default=BATCHES)
-    parser.add_argument(
-        "--forms", nargs="*", default=FORMS[:1],
-        help=f"of {', '.join(FORMS)}; the first unless given, and all others if none is named",
-    )  # fmt: skip
-    parser.add_argument("--name", default="recurrence", help="of the file with the figures")
-    parser.add_argument("--time", type=int, default=1024, help="steps")
-    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
+    parser.add_argument("--dtypes", nargs="+", default=DTYPES, choices=DTYPES)
+    parser.add_argument("--forms", nargs="+", default=FORMS[:1], choices=FORMS)
+    parser.add_argument("--times", nargs="+", type=int, default=[1024], help="steps")
+    parser.add_argument("--sizes", nargs="+", type=int, default=[128, 256, 512, 768, 1024])
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 16, 64])
+    parser.add_argument("--tf32", action="store_true", help="lets float32 be multiplied in TF32")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--output", type=Path, default=Path("build/benchmarks"), help="a folder")
+    parser.add_argument("--output", type=Path, default=figures.OUTPUT, help="a folder")
     args = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    run = timing.describe("cuda", args.dtype) | {"time": args.time, "rows": rows}
-    file = args.output / f"{args.name}_cuda_{args.dtype}.json"
-    cases = [
-        (form, size, batch, what)
-        for form in args.forms or FORMS[1:]
-        for size in args.sizes
-        for batch in args.batches
-        for what in ("inference", "training")
-    ]
-    for form, size, batch, what in tqdm(cases, desc="timing", unit="row"):
-        row: dict[str, Any] = {"form": form, "size": size, "batch": batch, "what": what}
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = args.tf32
+    about = figures.describe("cuda", rounds=args.rounds, tf32=args.tf32)
+    names = ("dtype", "form", "time", "size", "batch", "what")
+    kinds = timing.KINDS[:2]
+    values = (args.dtypes, args.forms, args.times, args.sizes, args.batches, kinds)
+    rows = []
+    for case in itertools.product(*values):
+        row = dict(zip(names, case, strict=True))
         try:
-            row |= measure(size, batch, what, args, form)
+            row |= measure(row, args.rounds)
         except RuntimeError as error:
             row["error"] = str(error)
         rows.append(row)
-        print(row, flush=True)
-        timing.write(run, file)
-    timing.save(run, "plot_recurrence" if args.forms == FORMS[:1] else None, file)
+        show(row)
+        figures.write(args.output / "recurrence.csv", about, rows)
 
 
 if __name__ == "__main__":

@@ -1,69 +1,60 @@
-"""Writes README.md into folders of figures, one folder a processor: the tables and the pictures."""
+"""Writes docs/benchmarks/*/README.md from the CSV files beside them, and prints other tables.
+
+Those are of docs/performance.md and of docs/benchmarks/README.md.
+"""
 
 from __future__ import annotations
 
-import argparse
-import json
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
-FIGURES = Path(__file__).parent.parent / "docs" / "benchmarks"
+import figures
+
+FIGURES = figures.ROOT / "docs" / "benchmarks"
+# Of the figures that were measured with the kernels of today.
+COMMITS_OF_TODAY = {"93f31f1"}
+PROCESSORS = ("xeon_amx", "zen4", "zen5")
 CONTESTS = {
-    "cell_cpu_float32": "One step, float32",
-    "cell_cpu_bfloat16": "One step, bfloat16",
-    "sequence_cpu_float32": "A whole sequence, float32",
-    "sequence_cpu_bfloat16": "A whole sequence, bfloat16",
-    "more_shapes_cpu_float32": "One step at more shapes, float32",
+    "cell": ("One step", "batch x input x state"),
+    "sequence": ("A whole sequence", "time x batch x input x state"),
 }
-PICTURES = {
-    "lengths_cpu_float32": "Time for a row by the length of the sequences",
-    "sweep_cpu_float32_1_thread": "Eager's time over ours by batch, input and state, one thread",
-    "sweep_cpu_float32_2_threads": "Eager's time over ours by batch, input and state, two threads",
+OTHERS = {
+    "lengths": "Microseconds for a row by the length of the sequences, padded and packed",
+    "sweep": "Eager's time over ours by batch, input and state",
 }
-RECURRENCES = ("recurrence_cuda_bfloat16", "recurrence_cuda_float16")
-# What the README shows: of which processor, from which file, one shape of it, and what a newcomer
-# calls its contenders.
-GLANCED = FIGURES / "zen4"
-GLANCE = {
-    "cell_cpu_float32": (
-        "64 x 256 x 512",
-        "One step: 64 rows, 256 features, 512 units",
-        {
-            "lltm_ops": "LLTMCell of this package",
-            "eager": "its formulas in plain PyTorch",
-            "compile": "the same under torch.compile",
-            "C++": "the same in C++, as tutorials teach it",
-            "LSTMCell": "nn.LSTMCell",
-        },
-    ),
-    "sequence_cpu_float32": (
-        "128 x 16 x 128 x 128",
-        "A sequence: 128 steps, 16 rows, 128 features, 128 units",
-        {
-            "lltm_ops": "LLTM of this package",
-            "LSTM": "nn.LSTM",
-            "GRU": "nn.GRU",
-            "eager loop": "LLTM in plain PyTorch, in a loop",
-        },
-    ),
-}
+# The summary is of these, which were measured everywhere.
+SHAPES = ("1x32x128", "16x32x128", "64x256x512", "256x1024x1024")
+KEYS = ("dtype", "threads", "shape", "what")
+Row = dict[str, str]
 
 
-def load(folder: Path, name: str) -> dict[str, Any] | None:
-    file = folder / f"{name}.json"
-    return json.loads(file.read_text()) if file.exists() else None
+def load(folder: str, name: str) -> list[Row]:
+    file = FIGURES / folder / f"{name}.csv"
+    return figures.read(file)[1] if file.exists() else []
 
 
-def processors() -> list[Path]:
-    return sorted(file.parent for file in FIGURES.glob("*/cell_cpu_float32.json"))
+def folders() -> Iterator[str]:
+    """Each processor, and where nothing of it used more than AVX2."""
+    for processor in PROCESSORS:
+        yield processor
+        if (FIGURES / f"{processor}_avx2").exists():
+            yield f"{processor}_avx2"
 
 
-def gpus() -> list[Path]:
-    return sorted({file.parent for file in FIGURES.glob("*/recurrence_cuda_*.json")})
+def times(row: Row) -> dict[str, float]:
+    return {name: float(row[name]) for name in row if name not in (*KEYS, "roof") and row[name]}
 
 
-def line(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+def ratio(row: Row) -> float:
+    """The best other's time over ours."""
+    ours = times(row)
+    return min(time for name, time in ours.items() if name != "lltm_ops") / ours["lltm_ops"]
+
+
+def table(header: list[str], rows: list[list[str]]) -> list[str]:
+    def line(cells: list[str]) -> str:
+        return f"| {' | '.join(cells)} |"
+
+    return [line(header), "|" + "---|" * len(header), *map(line, rows)]
 
 
 def shown(microseconds: float | None) -> str:
@@ -72,125 +63,153 @@ def shown(microseconds: float | None) -> str:
     return f"{microseconds:.1f}" if microseconds < 100 else f"{microseconds:.0f}"
 
 
-def table(run: dict[str, Any]) -> list[str]:
-    """Microseconds of all contenders, the best other's over ours, our share of the roof."""
-    rows = run["rows"]
-    names = list(rows[0]["microseconds"])
-    of_cell = rows[0]["shape"].count("x") == 2
-    shape = "batch x input x state" if of_cell else "time x batch x input x state"
-    header = [shape, "threads", "what", *names, "ratio", "roof"]
-    lines = [line(header), line(["---"] * len(header)).replace(" ", "")]
+def kernels(about: dict[str, str]) -> str:
+    return "today's" if about["commit"] in COMMITS_OF_TODAY else "older"
+
+
+def runs(*folders: str) -> list[list[str]]:
+    """What files were measured on, and with which kernels."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for folder in folders:
+        for file in sorted((FIGURES / folder).glob("*.csv")):
+            about, _ = figures.read(file)
+            machine = "; ".join(about[key] for key in ("machine", "caches") if key in about)
+            run = (machine, about["torch"], about["commit"], about["date"], kernels(about))
+            found.setdefault(run, []).append(f"[{file.stem}](../{folder}/{file.name})")
+    return [[", ".join(files), *run] for run, files in found.items()]
+
+
+def contest(folder: str, name: str, dtype: str) -> list[str]:
+    """All contenders' microseconds, the best other's over ours, our share of the roof."""
+    title, sizes = CONTESTS[name]
+    rows = [row for row in load(folder, name) if row["dtype"] == dtype]
+    if not rows:
+        return []
+    names = [key for key in rows[0] if key not in KEYS and any(row[key] for row in rows)]
+    names.remove("roof")
+    cells = []
     for row in rows:
-        times = [shown(row["microseconds"].get(name)) for name in names]
-        roof = f"{row['share_of_roof']:.0%}" if "share_of_roof" in row else ""
-        first = [row["shape"], str(row["threads"]), row["what"]]
-        lines.append(line([*first, *times, f"{row['ratio']:.2f}", roof]))
-    return lines
+        shape = row["shape"].replace("x", " x ")
+        roof = f"{float(row['roof']):.0%}" if row["roof"] else ""
+        ours = [shown(times(row).get(key)) for key in names]
+        cells.append([shape, row["threads"], row["what"], *ours, f"{ratio(row):.2f}", roof])
+    title += f", {dtype}" + (", AVX2 alone" if folder.endswith("_avx2") else "")
+    header = [sizes, "threads", "what", *names, "ratio", "roof"]
+    return ["", f"## {title}", "", *table(header, cells)]
 
 
-def page(folder: Path) -> str:
-    runs = {name: load(folder, name) for name in (*CONTESTS, *PICTURES)}
-    first = runs["cell_cpu_float32"]
-    caches = f" ({first['caches']})" if "caches" in first else ""
+RUNS = ["figures", "processor", "torch", "commit", "date", "kernels of the package"]
+
+
+def page(processor: str) -> str:
+    own = [folder for folder in folders() if folder.startswith(processor)]
     lines = [
-        f"# {folder.name}",
+        f"# {processor}",
         "",
-        f"{first['machine']}{caches}; torch {first['torch']}.",
-        "[performance.md](../../performance.md) says what was measured, and how. Times are in",
-        "microseconds. `benchmarks/report.py` wrote this page.",
+        *table(RUNS, runs(*own)),
+        "",
+        "Times are in microseconds. [performance.md](../../performance.md) says what was measured,",
+        "and how. `benchmarks/report.py` wrote this page.",
     ]
-    for name, title in (CONTESTS | PICTURES).items():
-        if runs[name] is None:
-            continue
-        lines += ["", f"## {title}", ""]
-        if (folder / f"{name}.png").exists():
-            lines += [f"![{title}]({name}.png)"]
-        if name in CONTESTS:
-            lines += ["", *table(runs[name])]
+    for folder in own:
+        for dtype in ("float32", "bfloat16"):
+            for name in CONTESTS:
+                lines += contest(folder, name, dtype)
+    lines += ["", "## Not on this page", ""]
+    lines += [f"- {title}: [{name}.csv]({name}.csv)" for name, title in OTHERS.items()]
     return "\n".join(lines) + "\n"
 
 
-def gpu_page(folder: Path) -> str:
-    runs = {name: load(folder, name) for name in RECURRENCES}
-    first = runs["recurrence_cuda_bfloat16"]
+def gpu_page() -> str:
     lines = [
-        f"# {folder.name}",
+        "# h100",
         "",
-        f"{first['machine']}; torch {first['torch']}. A call is a sequence of {first['time']}",
-        "steps with as many features as units, and the replay of a CUDA graph. Times are in",
-        "microseconds a step. The ratio is that of `nn.LSTM`, which has four gates to three, to",
-        "the recurrence. [cuda.md](../../cuda.md#figures) says what was measured.",
-        "`benchmarks/report.py` wrote this page.",
+        *table(RUNS, runs("h100")),
+        "",
+        "The kernels have changed since: the loop that waits for other blocks, sigmoid and tanh.",
+        "A call is a sequence of 1024 steps with as many features as units, and the replay of a",
+        "CUDA graph. Times are in microseconds a step. The ratio is the time of `nn.LSTM`, which",
+        "has four gates to our three, over that of the recurrence.",
+        "[cuda.md](../../cuda.md#figures) says what was measured. `benchmarks/report.py` wrote",
+        "this page.",
     ]
-    for name, run in runs.items():
-        if run is None:
-            continue
-        lines += [
-            "",
-            f"## {run['dtype']}",
-            "",
-            f"![Times of a step, {run['dtype']}]({name}.png)",
-            "",
-        ]
-        names = ["recurrence", "a kernel a step", "nn.LSTM"]
+    names = ["recurrence", "a kernel a step", "nn.LSTM"]
+    for dtype in ("bfloat16", "float16"):
+        cells = []
+        for row in load("h100", "recurrence"):
+            if row["dtype"] == dtype:
+                values = [float(row[name]) for name in names]
+                measured = [f"{value:.2f}" for value in (*values, values[2] / values[0])]
+                cells.append([row["size"], row["batch"], row["what"], *measured])
         header = ["units", "batch", "what", *names, "ratio"]
-        lines += [line(header), line(["---"] * len(header)).replace(" ", "")]
-        for row in run["rows"]:
-            times = row["microseconds_per_step"]
-            cells = [str(row["size"]), str(row["batch"]), row["what"]]
-            cells += [f"{times[name]:.2f}" for name in names]
-            lines.append(line([*cells, f"{times['nn.LSTM'] / times['recurrence']:.2f}"]))
+        lines += ["", f"## {dtype}", "", *table(header, cells)]
     return "\n".join(lines) + "\n"
 
 
-def summary(folders: list[Path]) -> list[str]:
+def summary() -> list[str]:
     """By processor and dtype the least and the most of the ratios, over shapes and threads."""
+    cells = []
+    for folder in folders():
+        about, _ = figures.read(FIGURES / folder / "cell.csv")
+        for dtype in ("float32", "bfloat16"):
+            ranges = []
+            for name in CONTESTS:
+                rows = [row for row in load(folder, name) if row["dtype"] == dtype]
+                if name == "cell":
+                    rows = [row for row in rows if row["shape"] in SHAPES]
+                for what in ("inference", "training"):
+                    ratios = [ratio(row) for row in rows if row["what"].startswith(what)]
+                    if ratios:
+                        ranges.append(f"{min(ratios):.2f} to {max(ratios):.2f}")
+            if ranges:
+                link = f"[{folder}](benchmarks/{folder.removesuffix('_avx2')}/README.md)"
+                cells.append([link, dtype, *ranges, kernels(about)])
     header = ["processor", "dtype"]
     header += ["step, inference", "step, training", "sequence, inference", "sequence, training"]
-    lines = [line(header), line(["---"] * len(header)).replace(" ", "")]
-    for folder in folders:
-        for dtype in ("float32", "bfloat16"):
-            if load(folder, f"cell_cpu_{dtype}") is None:
-                continue
-            cells = [f"[{folder.name}](benchmarks/{folder.name}/README.md)", dtype]
-            for name in ("cell", "sequence"):
-                run = load(folder, f"{name}_cpu_{dtype}")
-                for what in ("inference", "training"):
-                    rows = run["rows"] if run else []
-                    ratios = [row["ratio"] for row in rows if row["what"].startswith(what)]
-                    cells.append(f"{min(ratios):.2f} to {max(ratios):.2f}" if ratios else "")
-            lines.append(line(cells))
-    return lines
+    return table([*header, "kernels"], cells)
 
 
-def glance() -> dict[str, dict[str, float]]:
-    """Titles of the README's picture, and below each the contenders' times over ours."""
-    panels = {}
-    for file, (shape, title, names) in GLANCE.items():
-        wanted = {"shape": shape, "threads": 1, "what": "training"}
-        rows = load(GLANCED, file)["rows"]
-        times = next(row["microseconds"] for row in rows if wanted.items() <= row.items())
-        panels[title] = {shown: times[name] / times["lltm_ops"] for name, shown in names.items()}
-    return panels
+def packed() -> list[str]:
+    """How many times as long nn.LSTM takes, at 640 steps."""
+    cells = []
+    for processor in PROCESSORS:
+        rows = [row for row in load(processor, "lengths") if row["length"] == "640"]
+        for threads in ("1", "2"):
+            ratios = [
+                f"{float(row['LSTM']) / float(row['lltm_ops']):.1f}"
+                for row in rows
+                if row["threads"] == threads
+            ]
+            cells.append([f"[{processor}]({processor}/lengths.csv)", threads, *ratios])
+    kinds = [f"{row['form']}, {row['what']}" for row in rows[:4]]
+    return table(["processor", "threads", *kinds], cells)
+
+
+def swept() -> list[str]:
+    """How many of the figures of each sweep are below 1."""
+    cells = []
+    for processor in PROCESSORS:
+        rows = load(processor, "sweep")
+        for threads in ("1", "2"):
+            ratios = [
+                float(value)
+                for row in rows
+                if row["threads"] == threads
+                for key, value in row.items()
+                if key not in ("threads", "batch", "input", "state")
+            ]
+            below = [str(sum(ratio < most for ratio in ratios)) for most in (1, 0.95)]
+            link = f"[{processor}]({processor}/sweep.csv)"
+            cells.append([link, threads, str(len(ratios)), *below, f"{min(ratios):.2f}"])
+    return table(["processor", "threads", "figures", "below 1", "below 0.95", "the lowest"], cells)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folders", nargs="*", type=Path, default=processors())
-    parser.add_argument("--glance", type=Path, metavar="FILE", help="draw the README's picture")
-    args = parser.parse_args()
-    if args.glance:
-        import plots
-
-        machine = load(GLANCED, next(iter(GLANCE)))["machine"]
-        processor = ", ".join(machine.split(", ")[:3])
-        plots.plot_glance(glance(), f"{processor} ({GLANCED.name})", args.glance)
-        return
-    for folder in args.folders:
-        (folder / "README.md").write_text(page(folder))
-    for folder in gpus():
-        (folder / "README.md").write_text(gpu_page(folder))
-    print("\n".join(summary(processors())))
+    for processor in PROCESSORS:
+        (FIGURES / processor / "README.md").write_text(page(processor))
+    (FIGURES / "h100" / "README.md").write_text(gpu_page())
+    for lines in (summary(), packed(), swept()):
+        print("\n".join(lines), end="\n\n")
 
 
 if __name__ == "__main__":

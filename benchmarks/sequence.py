@@ -1,20 +1,19 @@
 """A whole sequence through the layer beside what else PyTorch offers, and the roofs of the machine.
 
 As cell.py: inference, training, and training with all gradients, from a state of zeros. The roof of
-reading weights is of those for the state, which each step reads.
+reading weights is of those for the state, which each step reads. Writes sequence.csv.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 from importlib.util import find_spec
 from typing import Any
 
-import contest
 import torch
+from contest import Contest, run
+from timing import ALL_GRADIENTS
 from torch import Tensor, nn
-from torch.hub import tqdm  # stands in where tqdm is not installed
 
 import lltm_ops
 
@@ -101,44 +100,30 @@ def contenders(input_size: int, hidden_size: int, options: dict[str, Any]) -> di
     return modules
 
 
-def measure_shape(
-    shape: tuple[int, ...], args: argparse.Namespace, progress: tqdm
-) -> list[dict[str, Any]]:
+def contest_of(shape: tuple[int, ...], options: dict[str, Any]) -> Contest:
     time, batch, input_size, hidden_size = shape
-    options = {"device": args.device, "dtype": getattr(torch, args.dtype)}
     layers = contenders(input_size, hidden_size, options)
     input = torch.randn(time, batch, input_size, **options)
-    grads = (torch.randn(time, batch, hidden_size, **options),)
     weights = layers["lltm_ops"].weights_l0.detach()
-    roof = {}
     recurrent = weights[:, :hidden_size]
-    if args.device == "cpu":
-        roof = contest.measure_roof(lambda: layers["lltm_ops"](input[:0]), recurrent)
-        roof["weight_bytes"] = time * recurrent.nbytes
     multiplied = {
         "inference": weights.numel(),
         "training": 2 * weights.numel() + recurrent.numel(),
-        contest.ALL_GRADIENTS: 3 * weights.numel(),
+        ALL_GRADIENTS: 3 * weights.numel(),
     }
-    rows = contest.measure(
+    return Contest(
         layers,
         lambda layer, input: layer(input)[0],
         (input,),
-        grads,
+        (torch.randn(time, batch, hidden_size, **options),),
         {what: 2 * time * batch * count for what, count in multiplied.items()},
-        args,
-        progress,
+        recurrent,
+        time,
+        lambda: layers["lltm_ops"](input[:0]),
     )
-    return [row | roof for row in rows]
-
-
-def main() -> None:
-    names = "time x batch x input x state"
-    args = contest.command_line(__doc__.splitlines()[0], SHAPES, names)
-    if not HAS_ONNXRUNTIME:
-        print("without onnxruntime: not installed (pip install onnx onnxruntime), or not limited")
-    contest.run(args, names, "A whole sequence", "sequence", measure_shape)
 
 
 if __name__ == "__main__":
-    main()
+    if not HAS_ONNXRUNTIME:
+        print("without onnxruntime: not installed (pip install onnx onnxruntime), or not limited")
+    run(__doc__.splitlines()[0], "sequence", SHAPES, "time x batch x input x state", contest_of)

@@ -328,14 +328,13 @@ needs_cuda_build = pytest.mark.skipif(
 @pytest.mark.parametrize(
     "sources",
     [
-        ["benchmarks/probes.cu"],
         ["benchmarks/ablations.cu"],
         ["tests/cuda/recurrence/check.cpp", "csrc/cuda/recurrence/lltm_recurrence_kernel.cu"],
     ],
     ids=lambda sources: sources[0],
 )
 def test_programs_for_a_gpu_compile(tmp_path, sources):
-    """The options are those of benchmarks/gpu.py and probes.py."""
+    """The options are those of benchmarks/gpu.py."""
     program = tmp_path / "program"
     command = [f"{CUDA_HOME}/bin/nvcc", "-std=c++20", "-arch=sm_90", "-Werror", "all-warnings"]
     command += ["--expt-relaxed-constexpr", f"-I{ROOT / 'csrc'}", "-x", "cu", "-o", program]

@@ -1,4 +1,4 @@
-"""A rehearsal of make gpu: each part of benchmarks/gpu.py runs to its end, without a GPU.
+"""A rehearsal of make gpu: each step of benchmarks/gpu.py runs to its end, without a GPU.
 
 The programs in Python run, on the CPU and at small sizes. What other programs would read has to be
 there, and what check.cpp is told has to be an option of it.
@@ -6,12 +6,17 @@ there, and what check.cpp is told has to be an option of it.
 
 import contextlib
 import importlib
+import itertools
+import os
+import runpy
+import select
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
+import pytest
 import torch
 from common import ROOT, program
 from torch.overrides import TorchFunctionMode
@@ -21,11 +26,18 @@ import lltm_ops
 BENCHMARKS = ROOT / "benchmarks"
 CHECK = (ROOT / "tests" / "cuda" / "recurrence" / "check.cpp").read_text()
 SMALL = {
-    "recurrence": "--sizes 8 --batches 2 --time 4",
-    "probes": "--sizes 8 --batch 2 --time 4",
+    "recurrence": "--sizes 8 --batches 2 --times 4",
     "cell": "--shapes 2x3x4",
     "sequence": "--shapes 3x2x3x4",
 }
+
+
+@pytest.fixture
+def gpu(monkeypatch, tmp_path):
+    gpu = program(BENCHMARKS / "gpu.py")
+    monkeypatch.setattr(gpu, "OUTPUT", tmp_path / "gpu")
+    gpu.OUTPUT.mkdir()
+    return gpu
 
 
 class OnTheCpu(TorchFunctionMode):
@@ -38,72 +50,90 @@ class OnTheCpu(TorchFunctionMode):
 
 def call_each(functions, *args, **options):
     """In place of timing.medians."""
-    return {name: len([function()]) for name, function in functions.items()}
-
-
-def look_for_files(command):
-    for word in map(str, command):
-        if word.removeprefix("-I").startswith((str(ROOT), "tests/")):
-            assert (ROOT / word.removeprefix("-I")).exists()
-    return SimpleNamespace(stdout="{}")
+    return {name: float(len([function()])) for name, function in functions.items()}
 
 
 def pretend_to_have_a_gpu(monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS)
-    cell, contest, probes, recurrence, timing = map(
-        importlib.import_module, ("cell", "contest", "probes", "recurrence", "timing")
-    )
-    build_info = lltm_ops.build_info() | {"cuda": "13.0"}
+    contest, timing = map(importlib.import_module, ("contest", "timing"))
+    counted = itertools.count()
     properties = SimpleNamespace(multi_processor_count=132)
     for owner, name, stand_in in (
-        (lltm_ops, "build_info", lambda: build_info),
         (torch.cuda, "is_available", lambda: True),
         (torch.cuda, "get_device_capability", lambda: (9, 0)),
         (torch.cuda, "get_device_name", lambda: "a GPU"),
         (torch.cuda, "get_device_properties", lambda device: properties),
         (torch.cuda, "current_stream", mock.MagicMock()),
+        (torch.cuda, "synchronize", lambda: None),
+        (torch.cuda, "CUDAGraph", mock.MagicMock()),
+        (torch.cuda, "graph", lambda graph: contextlib.nullcontext()),
         (torch.cuda, "Stream", mock.MagicMock()),
         (torch.cuda, "stream", lambda stream: contextlib.nullcontext()),
         (torch, "compile", lambda module, **options: module),
         (torch, "set_num_threads", lambda threads: None),
-        (timing, "load_native", lambda: None),
+        (torch.profiler, "profile", mock.MagicMock()),
+        (torch.ops.lltm, "_recurrence_outcomes", lambda: [next(counted), 0, 0]),
+        (torch.ops.lltm_benchmark, "tutorial_cell", lltm_ops.reference),
+        (contest, "load_native", lambda: None),
         (timing, "settle_allocator", lambda: None),
         (timing, "medians", call_each),
-        (contest, "captured", lambda function: function),
-        (cell, "TutorialCell", cell.EagerCell),
-        (recurrence, "launches_of", lambda function: {"ran": 1}),
-        (probes, "CUDA_HOME", "/cuda"),
-        (probes, "profile", mock.MagicMock()),
-        (probes.subprocess, "run", lambda command, **options: look_for_files(command)),
+        (timing, "captured", lambda function: function),
     ):
-        monkeypatch.setattr(owner, name, stand_in)
+        monkeypatch.setattr(owner, name, stand_in, raising=False)
 
 
-def test_every_part_runs_to_its_end(monkeypatch, tmp_path, capsys):
-    run = subprocess.run
+def look_at(command):
+    """What it reads is there, and what it says is understood."""
+    for word in command:
+        if word.removeprefix("-I").startswith(str(ROOT)):
+            assert Path(word.removeprefix("-I")).exists()
+    if "make" in command:
+        dry = [*command, "--dry-run"]
+        subprocess.run(dry, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
+    names = [Path(word).name for word in command]
+    options = command[names.index("check") + 1 :] if "check" in names else []
+    for option in options:
+        assert f'name == "{option.partition("=")[0]}"' in CHECK
+
+
+def test_every_step_runs_to_its_end(gpu, monkeypatch, capsys):
     pretend_to_have_a_gpu(monkeypatch)
-    gpu = program(BENCHMARKS / "gpu.py")
     ran = []
 
     def finish(command, seconds, log):
-        look_for_files(command)
-        words = [Path(word).name for word in command]
-        if "make" in words:
-            return run([*command, "--dry-run"], cwd=ROOT, stdout=subprocess.DEVNULL).returncode
-        if "check" in words:
-            for option in command[words.index("check") + 1 :]:
-                assert f'name == "{option.partition("=")[0]}"' in CHECK
-        if command[0] == sys.executable and command[1] != "-m":
+        log.touch()
+        look_at(command)
+        if command[:2] == [sys.executable, "-c"]:
+            with pytest.raises(SystemExit), OnTheCpu():
+                exec(command[2], {})
+        elif command[0] == sys.executable and command[1] != "-m":
             name = Path(command[1]).stem
             monkeypatch.setattr(sys, "argv", [*command[1:], *SMALL[name].split()])
-            importlib.import_module(name).main()
+            with OnTheCpu():
+                runpy.run_path(command[1], run_name="__main__")
             ran.append(name)
         return 0
 
     monkeypatch.setattr(gpu, "finish", finish)
-    monkeypatch.setattr(sys, "argv", ["gpu.py", "--output", str(tmp_path)])
-    with OnTheCpu():
-        assert gpu.main() == 0, capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["gpu.py"])
+    assert gpu.main() == 0, capsys.readouterr().out
     assert set(ran) == set(SMALL)
-    assert {file.stem for file in tmp_path.glob("*.json")} >= set(gpu.PARTS)
-    assert not [file for file in tmp_path.glob("*.json") if '"error"' in file.read_text()]
+    tables = list(gpu.OUTPUT.glob("*/*.csv"))
+    assert len(tables) == len(ran)
+    assert not [table for table in tables if "error" in table.read_text()]
+    first = gpu.PARTS[: gpu.PARTS.index("tests")]
+    assert sum(seconds for part in first for _, seconds, _ in gpu.steps_of(part)) <= 15 * 60
+
+
+@pytest.mark.parametrize(
+    ("command", "verdict"),
+    [("true", "ok"), ("exit 3", "FAILED with 3"), ("sleep 1000", "FAILED with 124")],
+)
+def test_a_step_ends_with_its_status_or_in_time(gpu, capsys, command, verdict):
+    # A process in the background ignores SIGINT.
+    command = f"sleep 1000 & echo $!; {command}"
+    assert gpu.run(("step", 2, ["bash", "-c", command])) == (verdict == "ok")
+    assert capsys.readouterr().out.startswith(f"step: {verdict}, ")
+    child = int((gpu.OUTPUT / "step.log").read_text().split()[0])
+    with contextlib.suppress(ProcessLookupError):
+        assert select.select([os.pidfd_open(child)], [], [], 60)[0], "it still runs"

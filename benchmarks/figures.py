@@ -1,0 +1,89 @@
+"""Tables of figures: CSV files whose first lines, which begin with #, describe the run."""
+
+from __future__ import annotations
+
+import csv
+import os
+import platform
+import re
+import subprocess
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import lltm_ops
+
+OUTPUT = Path("build/benchmarks")
+ROOT = Path(__file__).parent.parent
+
+
+def machine(device: str) -> str:
+    """What the processor calls itself."""
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    lines = (line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines())
+    said = {name.strip(): value.strip() for name, _, value in lines}
+    name = said.get("model name", platform.processor())
+    if "cpu family" in said:
+        name += f", family {said['cpu family']}, model {said['model']}"
+    return f"{name}, {os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def caches() -> str:
+    """Size and ways of those that hold data, as the operating system knows them."""
+    found = []
+    for cache in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        names = ("level", "size", "ways_of_associativity", "type")
+        level, size, ways, kind = ((cache / name).read_text().strip() for name in names)
+        if kind != "Instruction":
+            found.append(f"L{level} {size} in {ways} ways")
+    return ", ".join(found)
+
+
+def pages() -> str:
+    """How Linux gives out huge pages, and whether PyTorch asks for them."""
+    modes = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    mode = re.findall(r"\[(\w+)\]", modes.read_text() if modes.exists() else "[unknown]")[0]
+    asks = os.environ.get("THP_MEM_ALLOC_ENABLE", "not set")
+    return f"huge pages {mode}, THP_MEM_ALLOC_ENABLE {asks}"
+
+
+def commit() -> str:
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=7", "--exclude=*"]
+    described = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return described.stdout.strip() or "unknown"
+
+
+def describe(device: str = "cpu", **more: Any) -> dict[str, str]:
+    """What a file says of its run."""
+    info = lltm_ops.build_info()
+    about = {"machine": machine(device)}
+    if device == "cpu":
+        about |= {"caches": caches(), "pages": pages()}
+    about |= {name: info[name] for name in ("torch", "compiler", "cuda")}
+    about |= {"commit": commit(), "date": str(date.today())}
+    return about | {name: str(value) for name, value in more.items()}
+
+
+def write(file: Path, about: dict[str, str], rows: list[dict[str, Any]]) -> None:
+    """All of the file or nothing, so it can be written again after each row, in case one fails."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = file.with_suffix(".unfinished")
+    with unfinished.open("w", newline="") as stream:
+        stream.writelines(f"# {name}: {value}\n" for name, value in about.items())
+        columns = list(dict.fromkeys(name for row in rows for name in row))
+        writer = csv.DictWriter(stream, columns, lineterminator="\n")
+        writer.writeheader()
+        for row in rows:
+            values = {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()}
+            writer.writerow(values)
+    unfinished.replace(file)
+
+
+def read(file: Path) -> tuple[dict[str, str], list[dict[str, str]]]:
+    """What the file says of its run, and its rows."""
+    lines = file.read_text().splitlines()
+    about = dict(line[2:].split(": ", 1) for line in lines if line.startswith("# "))
+    return about, list(csv.DictReader(line for line in lines if not line.startswith("# ")))
