@@ -21,22 +21,6 @@ from torch.utils.cpp_extension import CUDA_HOME, include_paths
 
 ROOT = Path(__file__).parent.parent
 OUTPUT = ROOT / "build" / "gpu"
-# Without a warm-up, which a graph of a first call does not get either.
-FIRST_CALL_IN_A_GRAPH = """
-import torch
-from lltm_ops import LLTM
-half = {"device": "cuda", "dtype": torch.bfloat16}
-layer, input = LLTM(256, 256, **half), torch.randn(8, 16, 256, **half)
-input @ layer.weights_l0[:256, :256]  # cuBLAS is ready
-graph = torch.cuda.CUDAGraph()
-with torch.no_grad(), torch.cuda.graph(graph):
-    layer(input)
-graph.replay()
-torch.cuda.synchronize()
-outcomes = torch.ops.lltm._recurrence_outcomes()
-print("ran, did not fit, refused:", outcomes)
-raise SystemExit(outcomes[0] != 1)
-"""
 # In the order in which a first look at a GPU needs them.
 PARTS = (
     "build",
@@ -53,8 +37,8 @@ Step = tuple[str, int, list[str]]  # name, seconds at most, command
 
 
 def compiled(name: str, *sources: str) -> Step:
-    """For this GPU, and without PyTorch's libraries. What waits too long ends as an error."""
-    options = ["-std=c++20", "-O3", "-lineinfo", "--expt-relaxed-constexpr", "-DLLTM_BOUND_WAITS"]
+    """For this GPU, and without PyTorch's libraries."""
+    options = ["-std=c++20", "-O3", "-lineinfo", "--expt-relaxed-constexpr"]
     folders = [ROOT / "csrc", ROOT / "tests" / "cuda" / "recurrence", *include_paths()]
     arch = "-arch=sm_{}{}".format(*torch.cuda.get_device_capability())
     command = [f"{CUDA_HOME}/bin/nvcc", *options, arch, *(f"-I{folder}" for folder in folders)]
@@ -88,7 +72,6 @@ def files_of_tests() -> list[Path]:
 def steps_of(part: str) -> list[Step]:
     build = {
         "FORCE_CUDA": "1",
-        "NVCC_APPEND_FLAGS": os.environ.get("NVCC_APPEND_FLAGS", "-DLLTM_BOUND_WAITS"),
         "TORCH_CUDA_ARCH_LIST": os.environ.get(
             "TORCH_CUDA_ARCH_LIST", "{}.{}".format(*torch.cuda.get_device_capability())
         ),
@@ -122,7 +105,6 @@ def steps_of(part: str) -> list[Step]:
             timed("bfloat16", 60, "recurrence.py", "--dtypes bfloat16 --sizes 256 1024 --rounds 2"),
         ],
         "graphs": [
-            ("first_call", 20, [sys.executable, "-c", FIRST_CALL_IN_A_GRAPH]),
             timed(
                 "two_streams", 20, "recurrence.py",
                 "--dtypes bfloat16 --times 64 --sizes 256 --batches 16 "

@@ -42,7 +42,7 @@ def outcomes_of(function: Callable[[], Any]) -> dict[str, int]:
     with recurrence(True):
         function()
     after = torch.ops.lltm._recurrence_outcomes()
-    names = ("ran", "did not fit", "refused")
+    names = ("ran", "did not fit", "not answered", "refused")
     return {name: now - then for name, then, now in zip(names, before, after, strict=True)}
 
 

@@ -75,12 +75,26 @@ const scalar_t* const_rows(const at::Tensor& rows, const SequenceStep& step) {
 // How many launches of the recurrence had each outcome, in this process.
 inline std::array<std::atomic<int64_t>, recurrence::kOutcomes> outcomes{};
 
-// Whether it ran.
+// Whether it ran. The first of each other outcome warns.
 template <typename Device, typename Args>
-bool launch_recurrence(const Args& args) {
-  const auto outcome = Device::launch_recurrence(args, Device::stream());
-  ++outcomes[static_cast<size_t>(outcome)];
-  return outcome == recurrence::Outcome::kRan;
+bool launch_recurrence(const Args& args, const char* operator_name) {
+  constexpr const char* kReasons[recurrence::kOutcomes] = {
+      "",
+      "the GPU is too small for its batch, or too old",
+      "CUDA does not say whether the GPU can run it: ",
+      "CUDA refuses the launch: "};
+  const auto launched = Device::launch_recurrence(args, Device::stream());
+  const auto outcome = static_cast<size_t>(launched.outcome);
+  const bool ran = launched.outcome == recurrence::Outcome::kRan;
+  if (++outcomes[outcome] == 1 && !ran) {
+    TORCH_WARN(
+        operator_name,
+        ": a sequence runs step by step, which is slower than in one kernel, "
+        "because ",
+        kReasons[outcome],
+        launched.error);
+  }
+  return ran;
 }
 
 // In fewer steps, loading the weights into registers costs as much as the
@@ -219,7 +233,7 @@ class ForwardSteps {
       args.write_gates = write_gates;
       args.output = output_.mutable_data_ptr<scalar_t>();
       args.cells = cells_.mutable_data_ptr<scalar_t>();
-      ran = launch_recurrence<Device>(args);
+      ran = launch_recurrence<Device>(args, "lltm::sequence_forward");
     });
     return ran;
   }
@@ -381,7 +395,7 @@ class BackwardSteps {
           args.d_gates = d_gates_.mutable_data_ptr<scalar_t>();
           args.d_h0 = d_h0.mutable_data_ptr<scalar_t>();
           args.d_c0 = d_c0.mutable_data_ptr<scalar_t>();
-          ran = launch_recurrence<Device>(args);
+          ran = launch_recurrence<Device>(args, "lltm::sequence_backward");
         });
     return ran;
   }

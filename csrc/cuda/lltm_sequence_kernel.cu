@@ -3,6 +3,7 @@
 #include "cuda/recurrence/cuda_launch.h"
 #include "ops/dispatch.h"
 
+#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/util/env.h>
 #include <torch/library.h>
 
@@ -32,7 +33,7 @@ struct CudaSequenceDevice : CudaDevice {
   }
 
   // The environment decides, or else it is on where it has been measured
-  // (docs/performance.md).
+  // (docs/cuda.md).
   static bool recurrence_is_on() {
     const auto asked = c10::utils::check_env("LLTM_CUDA_RECURRENCE");
     int device = 0, major = 0;
@@ -43,9 +44,14 @@ struct CudaSequenceDevice : CudaDevice {
   }
 
   template <typename Args>
-  static recurrence::Outcome launch_recurrence(
+  static recurrence::Launched launch_recurrence(
       const Args& args,
       Stream stream) {
+    // The first launch loads the kernel, which may allocate and synchronise. A
+    // capture in this thread or another may forbid that, but it is no part of
+    // the stream, so a graph loses nothing.
+    const c10::cuda::CUDAStreamCaptureModeGuard guard(
+        cudaStreamCaptureModeRelaxed);
     return recurrence::cuda_launch(args, stream);
   }
 };
@@ -56,8 +62,7 @@ ForwardResult sequence_forward_kernel(
       sequence_forward_impl<CudaSequenceDevice, false>(arguments));
 }
 
-// Those that ran, those that the GPU is too small or too old for, and those
-// that it refused.
+// As Outcome lists them.
 std::vector<int64_t> recurrence_outcomes() {
   return {outcomes.begin(), outcomes.end()};
 }

@@ -12,17 +12,19 @@
 #include <torch/library.h>
 
 #include <cstring>
+#include <optional>
 #include <vector>
 
 namespace {
 
 // The GPU that the host pretends to be. It takes so many launches of the
-// recurrence, and refuses those after.
+// recurrence, and refuses those after. It answers so many questions.
 struct {
   int64_t processors = 0; // 0: the recurrence is off
   int64_t shared_bytes = 0;
   int64_t accepted = 0;
   int64_t least_tiles = 1;
+  int64_t answers = 0;
 } gpu;
 
 struct Launch {
@@ -40,8 +42,18 @@ struct PretendedGpu : backend::EmulatedGpu {
   int64_t stream;
 
   template <int tiles, typename Args>
-  bool launch(const Args& args, unsigned blocks, int shared_bytes) const {
+  std::optional<int64_t> resident_blocks(const Args& args, int shared_bytes) {
+    if (gpu.answers-- <= 0) {
+      error = "cudaErrorUnknown: unknown error";
+      return std::nullopt;
+    }
+    return EmulatedGpu::resident_blocks<tiles>(args, shared_bytes);
+  }
+
+  template <int tiles, typename Args>
+  bool launch(const Args& args, unsigned blocks, int shared_bytes) {
     if (gpu.accepted-- <= 0) {
+      error = "cudaErrorNotPermitted: operation not permitted";
       return false;
     }
     launches.push_back({blocks, shared_bytes, stream});
@@ -97,7 +109,7 @@ struct HostDevice {
   }
 
   template <typename Args>
-  static lltm::recurrence::Outcome launch_recurrence(
+  static lltm::recurrence::Launched launch_recurrence(
       const Args& args,
       Stream stream) {
     const PretendedGpu pretended{
@@ -146,8 +158,9 @@ void pretend(
     int64_t processors,
     int64_t shared_bytes,
     int64_t accepted,
-    int64_t least_tiles) {
-  gpu = {processors, shared_bytes, accepted, least_tiles};
+    int64_t least_tiles,
+    int64_t answers) {
+  gpu = {processors, shared_bytes, accepted, least_tiles, answers};
   launches.clear();
   products.clear();
   for (auto& outcome : lltm::outcomes) {
@@ -180,7 +193,7 @@ TORCH_LIBRARY(lltm_on_host, m) {
   m.def("is_reset(Tensor resets, int rows, int row) -> bool", is_reset);
   m.def(
       "pretend(int processors, int shared_bytes, int accepted, "
-      "int least_tiles) -> ()",
+      "int least_tiles, int answers) -> ()",
       pretend);
   m.def("outcomes() -> int[]", outcomes);
   m.def("launches() -> int[][]", launches_so_far);

@@ -15,6 +15,8 @@ HERE = ROOT / "tests" / "cuda" / "recurrence"
 HEADERS = "cuda/recurrence"
 ADDRESS = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 THREAD = ["-O1", "-g", "-fsanitize=thread"]
+# The kernel ends such a wait itself, and says what turns it off.
+WAITED_IN_VAIN = "waited in vain for another; with LLTM_CUDA_RECURRENCE=0"
 
 # Faults of the kernel: what is replaced by what, with which sanitizer it is found, what is said.
 MUTANTS = {
@@ -38,13 +40,17 @@ MUTANTS = {
     "a row of another packed step": (
         "next.first_row -= next.rows", "next.first_row -= rows", [], "a word was published twice",
     ),
+    "a block that never publishes": (
+        "machine.thread() % 2 == 0", "machine.thread() % 2 == 0 && machine.block() != 1", [],
+        WAITED_IN_VAIN,
+    ),
 }  # fmt: skip
 # Faults of the machine, and what is said of them.
 PLANTS = {
     "no_barrier": ([], "is nan, not"),
     "no_sentinel": ([], "a word was published twice"),
     "misaligned_output": ([], "a misaligned"),
-    "too_few_resident": ([], "a deadlock: threads wait for what nobody writes"),
+    "too_few_resident": ([], WAITED_IN_VAIN),
     "short_shared": (ADDRESS, "heap-buffer-overflow"),
     "plain_stores": (THREAD, "data race"),
 }

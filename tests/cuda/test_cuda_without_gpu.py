@@ -87,12 +87,14 @@ def test_backward(on_host, dtype, shape):
 
 
 def recurrence_is_off(on_host):
-    on_host.pretend(0, 0, 0, 1)
+    on_host.pretend(0, 0, 0, 1, 0)
 
 
-def recurrence_is_on(on_host, *, processors=10_000, kilobytes=227, accepted=1000, least_tiles=1):
+def recurrence_is_on(
+    on_host, *, processors=10_000, kilobytes=227, accepted=1000, least_tiles=1, answers=1000
+):
     """From now on the host is such a GPU, and has counted nothing yet."""
-    on_host.pretend(processors, kilobytes * 1024, accepted, least_tiles)
+    on_host.pretend(processors, kilobytes * 1024, accepted, least_tiles, answers)
 
 
 each_switch = pytest.mark.parametrize(
@@ -105,7 +107,7 @@ SHORT_CASES = [case for case in SEQUENCE_CASES if case[1][0] < 1000]
 def test_sequences_step_by_step(on_host, dtype, shape, kind):
     recurrence_is_off(on_host)
     check_sequence(on_host, dtype, shape, kind)
-    assert on_host.outcomes() == [0, 0, 0]
+    assert on_host.outcomes() == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -116,17 +118,50 @@ def test_sequences_by_the_recurrence(on_host, dtype, shape, kind, tiles):
     recurrence_is_on(on_host, least_tiles=tiles)
     check_sequence(on_host, dtype, shape, kind)
     ran, *others = on_host.outcomes()
-    assert ran >= 3 and others == [0, 0]
+    assert ran >= 3 and others == [0, 0, 0]
 
 
 @each_sequence_kind
-@pytest.mark.parametrize("accepted", [0, 1])
-def test_sequences_of_which_launches_are_refused(on_host, kind, accepted):
+@pytest.mark.parametrize("limit", ["answers", "accepted"])
+@pytest.mark.parametrize("ran", [0, 1])
+def test_sequences_of_which_launches_are_refused(on_host, kind, limit, ran):
     """Steps go on one by one, also after launches that were not refused. None is tried again."""
-    recurrence_is_on(on_host, accepted=accepted)
+    recurrence_is_on(on_host, **{limit: ran})
     check_sequence(on_host, torch.bfloat16, (6, 3, 5, 64), kind)
     # Forward, which runs in several chunks, forward with gates, and backward are refused once each.
-    assert on_host.outcomes() == [accepted, 0, 3]
+    assert on_host.outcomes() == ([ran, 0, 3, 0] if limit == "answers" else [ran, 0, 0, 3])
+
+
+@pytest.mark.parametrize("operator", ["sequence_forward", "sequence_backward"])
+@pytest.mark.parametrize(
+    ("gpu", "reason"),
+    [
+        ({}, None),
+        ({"processors": 3}, "the GPU is too small for its batch, or too old"),
+        (
+            {"answers": 0},
+            "CUDA does not say whether the GPU can run it: cudaErrorUnknown: unknown error",
+        ),
+        (
+            {"accepted": 0},
+            "CUDA refuses the launch: cudaErrorNotPermitted: operation not permitted",
+        ),
+    ],
+    ids=["ran", "does not fit", "not answered", "refused"],
+)
+def test_the_first_of_each_outcome_but_ran_warns(on_host, operator, gpu, reason, capfd):
+    make_inputs = sequence_inputs if operator == "sequence_forward" else sequence_backward_inputs
+    inputs = make_inputs(dtype=torch.bfloat16, shape=(3, 20, 5, 64))
+    recurrence_is_on(on_host, **gpu)
+    for _ in range(2):
+        getattr(on_host, operator)(*inputs)
+    assert sum(on_host.outcomes()) >= 2
+    said = capfd.readouterr().err
+    sentence = (
+        f"lltm::{operator}: a sequence runs step by step, which is slower than in one kernel, "
+        f"because {reason}"
+    )
+    assert said.count("Warning: ") == said.count(sentence) == (reason is not None)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +194,7 @@ def test_a_gpu_that_is_too_small_for_the_recurrence(on_host, processors, kilobyt
     expected = torch.ops.lltm._sequence_forward_with_gates(*double(inputs))
     outputs = on_host.sequence_forward_with_gates(*inputs)
     assert_sequences_match(outputs, expected, torch.bfloat16)
-    assert on_host.outcomes() == [0, 1, 0]
+    assert on_host.outcomes() == [0, 1, 0, 0]
 
 
 @each_switch
@@ -191,7 +226,7 @@ def test_everything_runs_on_the_current_stream(on_host, switch):
 def test_sequences_that_the_recurrence_does_not_take(on_host, dtype, shape, form):
     recurrence_is_on(on_host)
     check_sequence(on_host, dtype, shape, (form, False, False))
-    assert on_host.outcomes() == [0, 0, 0]
+    assert on_host.outcomes() == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -398,6 +433,7 @@ def test_the_recurrence_has_tensor_cores_and_one_barrier_a_step():
             tiles = int(re.search(r"kernel_deviceILi(\d)E", text)[1])
             assert text.count("HMMA.16816.F32") == 24 * tiles
             assert text.count("BAR.SYNC") == 1
+            assert "CALL.ABS.NOINC" in text  # the assertion that ends a wait in vain
 
 
 @needs_cuda_build

@@ -72,7 +72,7 @@ def pretend_to_have_a_gpu(monkeypatch):
         (torch, "compile", lambda module, **options: module),
         (torch, "set_num_threads", lambda threads: None),
         (torch.profiler, "profile", mock.MagicMock()),
-        (torch.ops.lltm, "_recurrence_outcomes", lambda: [next(counted), 0, 0]),
+        (torch.ops.lltm, "_recurrence_outcomes", lambda: [next(counted), 0, 0, 0]),
         (torch.ops.lltm_benchmark, "tutorial_cell", lltm_ops.reference),
         (contest, "load_native", lambda: None),
         (timing, "settle_allocator", lambda: None),

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 // The recurrence of a whole sequence in one kernel, for half types.
 //
@@ -53,10 +54,16 @@ grid_blocks(int64_t batch, int64_t state_size, int64_t tiles) {
 // What became of a launch. If it did not run, nothing was done.
 enum class Outcome : uint8_t {
   kRan,
-  kDoesNotFit, // the GPU does not run all blocks at once, or is too old
-  kRefused     // others hold a part of the GPU
+  kDoesNotFit,  // the GPU does not run all blocks at once, or is too old
+  kNotAnswered, // CUDA did not say whether it fits
+  kRefused      // CUDA did not launch it: others may hold a part of the GPU
 };
-constexpr size_t kOutcomes = 3;
+constexpr size_t kOutcomes = 4;
+
+struct Launched {
+  Outcome outcome;
+  std::string error; // in CUDA's words, where it gave one
+};
 
 struct alignas(16) Words {
   uint32_t word[4];

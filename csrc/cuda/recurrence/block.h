@@ -157,10 +157,14 @@ class Gathered {
       // Without a loop over i, because nvcc 13.0 does not unroll it, and words_
       // would lie in memory.
       static_assert(kColumnBlocks == 4);
-      for (int64_t turn = 0;
-           !(arrived(0) & arrived(1) & arrived(2) & arrived(3));
-           ++turn) {
-        machine.pause(turn);
+      for (int looks = 1; !(arrived(0) & arrived(1) & arrived(2) & arrived(3));
+           ++looks) {
+        if (looks == Machine::kMostLooks) {
+          machine.fail(
+              "lltm: a block of the recurrence waited in vain for another; "
+              "with LLTM_CUDA_RECURRENCE=0 sequences run step by step");
+        }
+        machine.pause();
       }
     }
 #pragma unroll

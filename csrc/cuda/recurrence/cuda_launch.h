@@ -8,6 +8,7 @@ namespace lltm::recurrence {
 
 // launch() of launch.h, on the current device.
 template <typename Args>
-Outcome cuda_launch(const Args& args, cudaStream_t stream, int least_tiles = 1);
+Launched
+cuda_launch(const Args& args, cudaStream_t stream, int least_tiles = 1);
 
 } // namespace lltm::recurrence

@@ -2,6 +2,7 @@
 
 #include "cuda/recurrence/arguments.h"
 
+#include <c10/macros/Macros.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
@@ -28,15 +29,24 @@ struct GpuMachine {
     __syncwarp();
   }
 
-  // Called between two reads of words that have not arrived. Debug builds, and
-  // LLTM_BOUND_WAITS, end a hang.
-  __device__ void pause([[maybe_unused]] int64_t turn) const {
-#if defined(__CUDACC_DEBUG__) || defined(LLTM_BOUND_WAITS)
-    if (turn > int64_t(1) << 22) {
-      __trap();
-    }
-#endif
+  // A thread that has looked for words so often waits in vain. A look takes a
+  // read from L2, which is 0.1 to 1 us, so this takes 3 to 30 seconds on any
+  // GPU. A right run waits for microseconds. Looks are counted and not time,
+  // because time also passes while a debugger or another process has stopped
+  // the whole GPU, and then nobody looks. Under a checker, looks are as slow as
+  // what they wait for.
+  static constexpr int kMostLooks = 1 << 25;
+
+  // Ends the kernel. The driver prints the words of an assertion on stderr,
+  // and those of printf before a trap may be lost. nvcc 13.0 does not know that
+  // an assertion does not return, and would keep registers for what follows.
+  __device__ void fail(const char* why) const {
+    CUDA_KERNEL_ASSERT_MSG(false, why);
+    __builtin_unreachable();
   }
+
+  // Called between two looks. Here nothing else needs the thread.
+  __device__ void pause() const {}
 
   __device__ uint32_t shuffle_xor(uint32_t value, int mask) const {
     return __shfl_xor_sync(0xffffffffu, value, mask);

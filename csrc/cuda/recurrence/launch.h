@@ -23,12 +23,19 @@ constexpr int shared_floats(const Backward<scalar_t>&) {
 // Nothing if it does not fit with so many tiles in a block.
 template <int tiles, typename Gpu, typename Args>
 std::optional<Outcome>
-launch_with_tiles(const Gpu& gpu, const Args& args, int least_tiles) {
+launch_with_tiles(Gpu& gpu, const Args& args, int least_tiles) {
+  if (tiles < least_tiles) {
+    return std::nullopt;
+  }
   const auto blocks = grid_blocks(args.sequence.batch, args.state_size, tiles);
   const auto shared_bytes =
       shared_floats<tiles>(args) * static_cast<int>(sizeof(float));
-  if (tiles < least_tiles ||
-      blocks > gpu.template resident_blocks<tiles>(args, shared_bytes)) {
+  const std::optional<int64_t> resident =
+      gpu.template resident_blocks<tiles>(args, shared_bytes);
+  if (!resident) {
+    return Outcome::kNotAnswered;
+  }
+  if (blocks > *resident) {
     return std::nullopt;
   }
   const bool launched = gpu.template launch<tiles>(
@@ -38,12 +45,14 @@ launch_with_tiles(const Gpu& gpu, const Args& args, int least_tiles) {
 
 // Runs Forward or Backward of a half type. The Gpu has
 //
-//   resident_blocks<tiles>(args, shared_bytes)  how many it runs at once;
-//   launch<tiles>(args, blocks, shared_bytes)   whether it took them all.
+//   resident_blocks<tiles>(args, shared_bytes)  how many it runs at once, or
+//                                               nothing after an error;
+//   launch<tiles>(args, blocks, shared_bytes)   whether it took them all;
+//   error                                       its words for an error.
 //
 // Tests ask for more tiles in a block than the batch needs.
 template <typename Gpu, typename Args>
-Outcome launch(const Gpu& gpu, const Args& args, int least_tiles = 1) {
+Launched launch(Gpu gpu, const Args& args, int least_tiles = 1) {
   // With fewer tiles in a block, more blocks work.
   auto outcome = launch_with_tiles<1>(gpu, args, least_tiles);
   if (!outcome) {
@@ -52,7 +61,7 @@ Outcome launch(const Gpu& gpu, const Args& args, int least_tiles = 1) {
   if (!outcome) {
     outcome = launch_with_tiles<4>(gpu, args, least_tiles);
   }
-  return outcome.value_or(Outcome::kDoesNotFit);
+  return {outcome.value_or(Outcome::kDoesNotFit), gpu.error};
 }
 
 } // namespace lltm::recurrence

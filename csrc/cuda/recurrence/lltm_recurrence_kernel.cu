@@ -3,6 +3,8 @@
 #include "cuda/recurrence/launch.h"
 
 #include <cstdint>
+#include <optional>
+#include <string>
 
 // Plain CUDA: tests compile it without PyTorch's libraries.
 namespace lltm::recurrence {
@@ -37,62 +39,75 @@ const void* kernel_of(const Backward<scalar_t>&) {
 
 struct CurrentGpu {
   cudaStream_t stream;
+  std::string error = {};
 
-  // 0 if it cannot run any.
-  template <int tiles, typename Args>
-  int64_t resident_blocks(const Args& args, int shared_bytes) const {
-    const auto* const kernel = kernel_of<tiles>(args);
-    int device = 0, cooperative = 0, processors = 0, blocks = 0;
-    cudaFuncAttributes compiled{};
-    const auto ask = [&](int& value, cudaDeviceAttr attribute) {
-      return cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess;
-    };
-    const bool answered = cudaGetDevice(&device) == cudaSuccess &&
-        cudaFuncGetAttributes(&compiled, kernel) == cudaSuccess &&
-        ask(cooperative, cudaDevAttrCooperativeLaunch) &&
-        ask(processors, cudaDevAttrMultiProcessorCount) &&
-        cudaFuncSetAttribute(
-            kernel,
-            cudaFuncAttributeMaxDynamicSharedMemorySize,
-            shared_bytes) == cudaSuccess &&
-        cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-            &blocks, kernel, kThreads, shared_bytes) == cudaSuccess;
-    if (!answered) {
+  bool succeeds(cudaError_t result) {
+    if (result != cudaSuccess) {
       cudaGetLastError(); // or the next launch check would find it
+      error = std::string(cudaGetErrorName(result)) + ": " +
+          cudaGetErrorString(result);
     }
-    // mma.m16n8k16 exists from 8.0 on. A newer GPU may run code that was
-    // compiled for an older one, which does not use it.
-    const bool can = answered && cooperative != 0 && compiled.ptxVersion >= 80;
-    return can ? int64_t(blocks) * processors : 0;
+    return result == cudaSuccess;
   }
 
   template <int tiles, typename Args>
-  bool launch(const Args& args, unsigned blocks, int shared_bytes) const {
-    void* arguments[] = {const_cast<Args*>(&args)};
-    const bool launched = cudaLaunchCooperativeKernel(
-                              kernel_of<tiles>(args),
-                              dim3(blocks),
-                              dim3(kThreads),
-                              arguments,
-                              shared_bytes,
-                              stream) == cudaSuccess;
-    if (!launched) {
-      cudaGetLastError();
+  std::optional<int64_t> resident_blocks(const Args& args, int shared_bytes) {
+    const auto* const kernel = kernel_of<tiles>(args);
+    int device = 0, cooperative = 0, processors = 0, most_shared = 0;
+    cudaFuncAttributes compiled{};
+    const auto ask = [&](int& value, cudaDeviceAttr attribute) {
+      return succeeds(cudaDeviceGetAttribute(&value, attribute, device));
+    };
+    const bool answered = succeeds(cudaGetDevice(&device)) &&
+        succeeds(cudaFuncGetAttributes(&compiled, kernel)) &&
+        ask(cooperative, cudaDevAttrCooperativeLaunch) &&
+        ask(processors, cudaDevAttrMultiProcessorCount) &&
+        ask(most_shared, cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    if (!answered) {
+      return std::nullopt;
     }
-    return launched;
+    // mma.m16n8k16 exists from 8.0 on. A newer GPU may run code that was
+    // compiled for an older one, which does not use it.
+    if (cooperative == 0 || compiled.ptxVersion < 80 ||
+        shared_bytes > most_shared) {
+      return 0;
+    }
+    int blocks = 0;
+    if (!succeeds(cudaFuncSetAttribute(
+            kernel,
+            cudaFuncAttributeMaxDynamicSharedMemorySize,
+            shared_bytes)) ||
+        !succeeds(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+            &blocks, kernel, kThreads, shared_bytes))) {
+      return std::nullopt;
+    }
+    return int64_t(blocks) * processors;
+  }
+
+  template <int tiles, typename Args>
+  bool launch(const Args& args, unsigned blocks, int shared_bytes) {
+    void* arguments[] = {const_cast<Args*>(&args)};
+    return succeeds(cudaLaunchCooperativeKernel(
+        kernel_of<tiles>(args),
+        dim3(blocks),
+        dim3(kThreads),
+        arguments,
+        shared_bytes,
+        stream));
   }
 };
 
 } // namespace
 
 template <typename Args>
-Outcome cuda_launch(const Args& args, cudaStream_t stream, int least_tiles) {
+Launched cuda_launch(const Args& args, cudaStream_t stream, int least_tiles) {
   return launch(CurrentGpu{stream}, args, least_tiles);
 }
 
-template Outcome cuda_launch(const Forward<c10::Half>&, cudaStream_t, int);
-template Outcome cuda_launch(const Forward<c10::BFloat16>&, cudaStream_t, int);
-template Outcome cuda_launch(const Backward<c10::Half>&, cudaStream_t, int);
-template Outcome cuda_launch(const Backward<c10::BFloat16>&, cudaStream_t, int);
+template Launched cuda_launch(const Forward<c10::Half>&, cudaStream_t, int);
+template Launched cuda_launch(const Forward<c10::BFloat16>&, cudaStream_t, int);
+template Launched cuda_launch(const Backward<c10::Half>&, cudaStream_t, int);
+template Launched
+cuda_launch(const Backward<c10::BFloat16>&, cudaStream_t, int);
 
 } // namespace lltm::recurrence

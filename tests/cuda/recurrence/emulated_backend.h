@@ -67,6 +67,7 @@ struct EmulatedGpu {
   Plants plants = {};
   int64_t processors = INT64_MAX;
   int most_shared_bytes = INT_MAX;
+  std::string error = {};
 
   template <int tiles, typename Args>
   int64_t resident_blocks(const Args&, int shared_bytes) const {

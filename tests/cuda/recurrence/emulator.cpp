@@ -109,7 +109,6 @@ class Grid {
         remove(running_[chosen]);
         running_[chosen] = running_.back();
         running_.pop_back();
-        quiet_ = 0;
         continue;
       }
       if (block.ready.empty()) {
@@ -132,7 +131,6 @@ class Grid {
     }
     char* const barrier = &block.barrier[block.barriers % 2];
     __tsan_release(barrier);
-    quiet_ = 0;
     if (++block.at_barrier == launch_.threads) {
       block.at_barrier = 0;
       ++block.barriers;
@@ -148,7 +146,6 @@ class Grid {
   }
 
   void pause(int block, int thread) {
-    ++quiet_;
     blocks_[block]->ready.push_back(thread);
     leave();
   }
@@ -167,7 +164,6 @@ class Grid {
     if (warp.instruction != instruction) {
       throw Fault("lanes of a warp are at different instructions");
     }
-    quiet_ = 0;
     if (++warp.arrived < kLanes) {
       leave();
       return;
@@ -188,7 +184,6 @@ class Grid {
 
   void store_later(uint32_t* to, uint32_t value) {
     stores_.push_back({to, value});
-    quiet_ = 0;
   }
 
   const Plants& plants() const {
@@ -262,7 +257,6 @@ class Grid {
       error_ = std::current_exception();
     }
     ++block.done;
-    quiet_ = 0;
     __tsan_release(this);
     leave();
   }
@@ -294,7 +288,6 @@ class Grid {
       show(store);
       store = stores_.back();
       stores_.pop_back();
-      quiet_ = 0;
     }
   }
 
@@ -305,10 +298,6 @@ class Grid {
     }
     if (!any_ready) {
       throw Fault("a deadlock: all threads wait for one another");
-    }
-    const auto patience = int64_t(1000) * launch_.threads * running_.size();
-    if (stores_.empty() && quiet_ > static_cast<int64_t>(patience)) {
-      throw Fault("a deadlock: threads wait for what nobody writes");
     }
   }
 
@@ -322,7 +311,6 @@ class Grid {
   void* tsan_;
   Fiber* current_ = nullptr;
   std::exception_ptr error_;
-  int64_t quiet_ = 0; // turns since anything but a pause happened
 };
 
 void Machine::sync_block() const {
@@ -334,7 +322,7 @@ void Machine::sync_warp() const {
   grid_->collect(warp, "sync_warp", block_, thread_, [](Warp&) {});
 }
 
-void Machine::pause(int64_t) const {
+void Machine::pause() const {
   grid_->pause(block_, thread_);
 }
 

@@ -31,6 +31,10 @@ class Grid;
 // What GpuMachine is on a GPU.
 class Machine {
  public:
+  // In right runs a thread looks up to 5,000 times, because the next to run is
+  // chosen at random.
+  static constexpr int kMostLooks = 1 << 16;
+
   Machine(Grid* grid, int block, int thread)
       : grid_(grid), block_(block), thread_(thread) {}
 
@@ -42,9 +46,13 @@ class Machine {
     return block_;
   }
 
+  [[noreturn]] void fail(const char* why) const {
+    throw Fault(why);
+  }
+
   void sync_block() const;
   void sync_warp() const;
-  void pause(int64_t turn) const;
+  void pause() const;
   uint32_t shuffle_xor(uint32_t value, int mask) const;
 
   // In the header, so that the sanitizers see the access.

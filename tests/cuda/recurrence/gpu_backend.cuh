@@ -80,9 +80,9 @@ inline void copy_all(cudaMemcpyKind kind) {
 template <typename Args>
 void run(const Args& args, int tiles) {
   copy_all(cudaMemcpyHostToDevice);
-  if (lltm::recurrence::cuda_launch(args, nullptr, tiles) !=
-      lltm::recurrence::Outcome::kRan) {
-    throw std::runtime_error("the launch was refused");
+  const auto launched = lltm::recurrence::cuda_launch(args, nullptr, tiles);
+  if (launched.outcome != lltm::recurrence::Outcome::kRan) {
+    throw std::runtime_error("it was not launched: " + launched.error);
   }
   require_success(cudaDeviceSynchronize());
   copy_all(cudaMemcpyDeviceToHost);
