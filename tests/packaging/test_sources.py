@@ -13,7 +13,7 @@ FILES = [path.relative_to(CSRC) for path in sorted(CSRC.rglob("*.*"))]
 # The most files and lines of each part: those of today, rounded up. A change that needs more raises
 # them, and says why in its message.
 MOST = {
-    "ops": (20, 2490),
+    "ops": (20, 2515),
     "cpu": (33, 4460),
     "a step forward": (29, 3260),
     "a sequence forward": (37, 4530),
