@@ -90,12 +90,36 @@ def sources(cuda: bool) -> list[str]:
     return [str(path.relative_to(ROOT)) for path in found]
 
 
+def check_compiler() -> None:
+    """Raises RuntimeError for clang, whose code calls another OpenMP than libtorch's."""
+    import shlex
+    import subprocess
+
+    from torch.utils.cpp_extension import get_cxx_compiler
+
+    compiler = get_cxx_compiler()  # may have options
+    command = [*shlex.split(compiler), "-dM", "-E", "-x", "c++", os.devnull]
+    try:
+        macros = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout
+    except OSError:
+        return  # the build says that there is none
+    if "#define __clang__" in macros:
+        raise RuntimeError(
+            f"lltm_ops: expected the compiler to be g++, but got clang ({compiler}), whose OpenMP "
+            "is not libtorch's: set CXX=g++ and CC=gcc"
+        )
+
+
 def compile_args(cuda: bool) -> dict[str, list[str]]:
     """Compiler flags for C++ (``cxx``) and CUDA (``nvcc``).
 
     Only the compiler gets ``-fopenmp``. Without it at::parallel_for, a header template, runs on one
     thread. The linker does not get it, because the runtime has to be libtorch's.
+
+    Raises:
+        RuntimeError: if the compiler is clang.
     """
+    check_compiler()
     debug = flag("DEBUG")
     cxx = [
         *(["-O0", "-g"] if debug else ["-O3", "-g0"]),

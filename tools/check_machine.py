@@ -23,6 +23,9 @@ DOWNLOADED_FOR_CPU, INSTALLED_FOR_CPU = GIGABYTE // 2, 2 * GIGABYTE
 # Make, a shell or the linker's options give the others a meaning, and torch quotes none.
 PATH_CHARACTERS = r"[\w./+@~-]*"
 PROGRAM = """
+#ifdef __clang__
+#error "its OpenMP is not libtorch's"
+#endif
 #include <concepts>
 #include <cstdlib>
 struct Point { int x, y; };
@@ -65,7 +68,7 @@ def compiler():
         return
     if result.returncode != 0:
         said = (result.stdout.strip().splitlines() or ["it said nothing"])[0]
-        yield f"The compiler {name} does not compile C++20 ({said}): install g++ 11 or later"
+        yield f"The compiler {name} is no g++ for C++20 ({said}): install g++ 11 or later"
 
 
 def openssl():

@@ -356,8 +356,7 @@ def test_an_old_compiler(tmp_path):
     (tmp_path / "c++").chmod(0o755)
     (sentence,) = lacking(PATH=f"{tmp_path}:{os.environ['PATH']}", CXX="c++")
     assert sentence == (
-        "The compiler c++ does not compile C++20 (unknown option -std=c++20): "
-        "install g++ 11 or later"
+        "The compiler c++ is no g++ for C++20 (unknown option -std=c++20): install g++ 11 or later"
     )
 
 

@@ -508,3 +508,12 @@ def test_the_library_asks_for_no_python_and_no_openmp_of_its_own():
     assert "libtorch_cpu.so" in needed
     assert "gomp" not in needed and "libpython" not in needed
     assert re.search(r"runpath: \[(.*:)?\$ORIGIN/\.\./torch/lib\]", needed)
+
+
+def test_clang_is_refused(monkeypatch, tmp_path):
+    compiler = tmp_path / "c++"
+    compiler.write_text('#!/bin/sh\nexec g++ -D__clang__ "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.raises(RuntimeError, match=r"to be g\+\+, but got clang \(.*c\+\+\), whose OpenMP"):
+        _extension.compile_args(cuda=False)
