@@ -97,7 +97,7 @@ def check_compiler() -> None:
 
     from torch.utils.cpp_extension import get_cxx_compiler
 
-    compiler = get_cxx_compiler()  # may have options
+    compiler: str = get_cxx_compiler()  # type: ignore[no-untyped-call]  # may have options
     command = [*shlex.split(compiler), "-dM", "-E", "-x", "c++", os.devnull]
     try:
         macros = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout

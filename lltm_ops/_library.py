@@ -68,6 +68,11 @@ def load() -> Any:
     library = _extension.find_library()
     if library is None:
         package = Path(__file__).parent
+        if not package.is_dir():
+            raise ImportError(
+                f"lltm_ops: expected a folder, because the system loads a library from a file, but "
+                f"got {package} inside an archive: install the package, or unpack the archive"
+            )
         raise ImportError(
             f"lltm_ops: expected a library built for torch {torch.__version__} in {package}, "
             f"but got {_others(package)}: "
