@@ -55,6 +55,14 @@ def test_call_and_results_are_those_of_nn_lstm(options, with_state, form):
             assert (mine is None and yours is None) or torch.equal(mine, yours)
 
 
+@each_structure
+def test_attributes_that_programs_read_are_those_of_nn_lstm(options):
+    layer, peer = lltm_ops.LLTM(5, 6, **options), nn.LSTM(5, 6, **options)
+    names = "input_size hidden_size num_layers bias batch_first dropout bidirectional proj_size"
+    for name in names.split():
+        assert getattr(layer, name) == getattr(peer, name)
+
+
 def stacked_cells(layer, input, state=None):
     """What the layer computes, out of the reference, for padded input with time first."""
     parameters = dict(layer.named_parameters())
