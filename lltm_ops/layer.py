@@ -256,10 +256,12 @@ class LLTM(LeafModule):
         return module
 
     def extra_repr(self) -> str:
+        # Only what the constructor has set: a subclass may have a property or a method of the name.
+        attributes = vars(self)
         options = [
-            f", {name}={getattr(self, name)}"
+            f", {name}={attributes[name]}"
             for name, parameter in inspect.signature(LLTM).parameters.items()
-            if parameter.default not in (parameter.empty, getattr(self, name, parameter.default))
+            if parameter.default not in (parameter.empty, attributes.get(name, parameter.default))
         ]
         return f"{self.input_size}, {self.hidden_size}{''.join(options)}"
 

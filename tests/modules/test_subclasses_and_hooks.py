@@ -159,6 +159,19 @@ def test_a_subclass_may_use_any_private_name(kind):
     assert not [name for name in names if not name.startswith("_lltm_")]
 
 
+@each_kind
+def test_a_subclass_may_use_the_name_of_an_argument(kind):
+    class Placed(kind):
+        @property
+        def dtype(self):
+            return next(self.parameters()).dtype
+
+        def device(self):
+            return next(self.parameters()).device
+
+    assert repr(Placed(4, 6, bias=False)) == "Placed(4, 6, bias=False)"
+
+
 def with_lengths(base):
     class WithLengths(base):
         def forward(self, x, hx=None, lengths=None, enforce_sorted=True):
