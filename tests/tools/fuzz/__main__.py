@@ -106,7 +106,8 @@ def work(options: argparse.Namespace) -> int:
 
     import hypothesis
 
-    from tests.support.poison import poison_fresh_memory
+    sys.path.append(str(ROOT / "tests" / "support"))
+    from poison import poison_fresh_memory
 
     from . import cases, checks
 
