@@ -13,6 +13,7 @@ calls of a forked child use several (docs/limits.md). In the second half it is t
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import faulthandler
 import gc
@@ -27,7 +28,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -50,7 +51,7 @@ TIMEOUT = 300  # seconds after which a round hangs, also on a busy machine
 MOST_THREADS = 4  # that call at once, and of each call
 FEWEST_TURNS = 12  # in each half
 # By how much the median of what the process holds may grow from the second third of all turns on.
-SLACK = {"MiB": 24, "files": 0}
+SLACK = {"MiB": 24, "threads": 1, "files": 0}
 Operator = Callable[..., Any]
 # Ends the process, with the stacks of its threads, unless it is called again in time.
 watch = partial(faulthandler.dump_traceback_later, exit=True)
@@ -145,7 +146,6 @@ class Soak:
         self.counts: Counter[str] = Counter()
         self.interruptible = False
         torch.set_num_threads(1)
-        self.threads_at_first = number_of_threads()  # later those of OpenMP, and that of watch
         self.messages = {error: message(*error) for error in ERRORS}
         self.cases = [make_case(*kind, self.rng) for kind in KINDS * 2]
 
@@ -229,25 +229,24 @@ class Soak:
 
     def forks(self) -> None:
         seed = self.rng.random()
-        # A thread that ends gives its buffers back to MKL, which holds a lock meanwhile. A child
-        # would have that lock, too, with nobody to release it, and wait for ever in a product.
-        while number_of_threads() > self.threads_at_first + self.most_threads:
+        # A thread that was joined may still be giving its buffers back to MKL, which holds a lock.
+        # A child would have that lock, too, with nobody to release it: its next product would hang.
+        while sum(state != "S" for state in states_of_threads()) > 1:
             time.sleep(0.001)
         # A child cannot cancel the watch of its parent, of which it has no thread.
         faulthandler.cancel_dump_traceback_later()
         child = os.fork()
         if child == 0:
-            status = 1
             try:
                 watch(TIMEOUT / 2)
                 torch.set_num_threads(3 if self.most_threads == 1 else 1)
                 for case in Random(seed).sample(self.cases, 5):
                     case.check()
-                status = 0
+                os._exit(0)
             except BaseException:
                 traceback.print_exc()
             finally:
-                os._exit(status)
+                os._exit(1)
         watch(TIMEOUT)
         _, status = os.waitpid(child, 0)
         assert status == 0, f"a forked child ended with {os.waitstatus_to_exitcode(status)}"
@@ -255,9 +254,6 @@ class Soak:
 
 
 ROUNDS = [Soak.threads, Soak.signals, Soak.forks]
-
-
-M_ARENA_MAX = -8  # of malloc.h
 LIBC = ctypes.CDLL(None)
 
 
@@ -265,11 +261,14 @@ def held() -> dict[str, int]:
     gc.collect()
     LIBC.malloc_trim(0)  # otherwise glibc keeps memory that calls have freed
     resident = re.search(r"VmRSS:\s*(\d+) kB", Path("/proc/self/status").read_text())[1]
-    return {"MiB": int(resident) // 1024, "files": len(os.listdir("/proc/self/fd"))}
+    threads, files = (len(os.listdir(f"/proc/self/{what}")) for what in ("task", "fd"))
+    return {"MiB": int(resident) // 1024, "threads": threads, "files": files}
 
 
-def number_of_threads() -> int:
-    return len(os.listdir("/proc/self/task"))
+def states_of_threads() -> Iterator[str]:
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            yield (task / "stat").read_text().rpartition(")")[2].split()[0]
 
 
 def main() -> None:
@@ -281,6 +280,7 @@ def main() -> None:
     faulthandler.enable()
     warnings.filterwarnings("ignore", "`torch.jit.", DeprecationWarning)
     # With an arena for each thread, memory would grow with the number of threads there have been.
+    M_ARENA_MAX = -8  # of malloc.h
     LIBC.mallopt(M_ARENA_MAX, 2)
     soak = Soak(options.seed)
     for most_threads in (1, MOST_THREADS):
