@@ -119,18 +119,16 @@ def take_checkout(system: Path, user: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--systems", nargs="+", default=SYSTEMS, help="of Debian")
-    parser.add_argument("--users", nargs="+", default=list(USERS), choices=USERS)
-    parser.add_argument("--output", type=Path, default=ROOT / "build" / "fresh")
     options = parser.parse_args()
     failed = False
     for name in options.systems:
-        system = options.output.resolve() / name
+        system = ROOT / "build" / "fresh" / name
         log = system.with_suffix(".log")
         shutil.rmtree(system, ignore_errors=True)
         system.mkdir(parents=True)
         log.write_bytes(b"")
         make_system(name, system, log)
-        for user in options.users:
+        for user in USERS:
             folder = take_checkout(system, user)
             for title, command in {**{c: c for c in COMMANDS}, **INSTALLS}.items():
                 status, words = run_inside(system, user, folder, command, log)

@@ -1,339 +1,292 @@
-"""Calls of all kinds for an hour: with right numbers, flat memory and no hang.
+"""Calls of all kinds for an hour: their numbers stay right, memory stays flat, and nothing hangs.
 
-    python tests/tools/soak.py --minutes 60
+    python tests/tools/soak.py --minutes=60
 
-Three processes of soak_worker.py call everything, on threads, among wrong arguments and forks,
-while this one sends them signals and watches. It ends with a line of figures, and with status 1 if
-something was wrong; Ctrl-C ends it early. What is watched:
+Three kinds of rounds take turns: calls and wrong arguments on several threads, calls that signals
+interrupt, and forked children. Each call has to repeat the answer that it gave before the first
+round, alone and on one thread; the fuzzer and the tests show that this answer is right.
 
-- Numbers: the workers compare each result with a known answer. One that finds a wrong one ends.
-- Hangs: a worker reports after each round of calls. One that is silent for --timeout shows where
-  its threads are, and is killed with the children it forked.
-- Memory, threads and open files of a worker, whenever no call is under way: in the last third of a
-  run they are those of the second, but for some slack.
+In the first half of the time each call of this process uses one thread, because only then may the
+calls of a forked child use several (docs/limits.md). In the second half it is the other way round.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
+import ctypes
+import faulthandler
+import gc
 import os
 import random
-import selectors
-import shutil
+import re
 import signal
 import statistics
 import subprocess
 import sys
 import time
+import traceback
+import warnings
 from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
-WORKER = Path(__file__).with_name("soak_worker.py")
-# The worker finds test_errors.py here, and the modules that it imports.
-FOLDERS = [str(WORKER.parents[1] / name) for name in ("ops", "support")]
-PYTHONPATH = os.pathsep.join([*FOLDERS, *filter(None, [os.environ.get("PYTHONPATH")])])
-MEBIBYTE = 2**20
-# By how much the median of what a worker holds may grow from the second third of its rounds to the
-# last: so many units, or such a share. The first third fills caches, as of kernels for each thread.
-# "allocated" is what malloc has handed out, "memory" all that is resident.
-SLACK = {
-    "allocated": (2 * MEBIBYTE, 0),
-    "memory": (24 * MEBIBYTE, 0.05),
-    "threads": (1, 0),
-    "files": (0, 0),
-}
-FEWEST_ROUNDS = 12
-START = 600  # seconds until a worker has known answers, where a machine is busy
-# Killed now and then; the others live as long as the run. In the one that never goes parallel, the
-# children that it forks may.
-WORKERS = [
-    {"name": "threads", "parallel": True, "mortal": False},
-    {"name": "forks", "parallel": False, "mortal": False},
-    {"name": "mortal", "parallel": True, "mortal": True},
-]
+import torch
+from torch import Tensor
+
+sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("ops", "support")]
+
+import common
+import test_errors
+
+import lltm_ops
+
+SECONDS_OF_A_ROUND = 0.5
+TIMEOUT = 300  # seconds after which a round hangs, also on a busy machine
+MOST_THREADS = 4  # that call at once, and of each call
+FEWEST_TURNS = 12  # in each half
+# By how much the median of what the process holds may grow from the second third of all turns on.
+SLACK = {"MiB": 24, "threads": 1, "files": 0}
+Operator = Callable[..., Any]
+# Ends the process, with the stacks of its threads, unless it is called again in time.
+watch = partial(faulthandler.dump_traceback_later, exit=True)
 
 
-def growth(samples: list[dict[str, int]]) -> list[str]:
-    """What grows."""
-    third = len(samples) // 3
-    found = []
-    for what, (units, share) in SLACK.items():
-        before, after = (
-            statistics.median(sample[what] for sample in part)
-            for part in (samples[third : 2 * third], samples[2 * third :])
+def inference(op: Operator, arguments: list[Any]) -> list[Tensor]:
+    return list(op(*arguments))
+
+
+def training(op: Operator, arguments: list[Any], create_graph: bool = False) -> list[Tensor]:
+    leaves = [a for a in arguments if isinstance(a, Tensor) and a.requires_grad]
+    outputs = list(op(*arguments))
+    # Small, because float16 holds the sum over the rows of all steps.
+    weights = [output.detach() * 0.05 + 0.03 for output in outputs]
+    found = torch.autograd.grad(
+        outputs, leaves, weights, create_graph=create_graph, materialize_grads=True
+    )
+    if create_graph:
+        loss = sum((0.01 * gradient).square().sum() for gradient in found)
+        found = torch.autograd.grad(loss, leaves, materialize_grads=True)
+    return [result.detach() for result in (*outputs, *found)]
+
+
+def second_derivative(op: Operator, arguments: list[Any]) -> list[Tensor]:
+    return training(op, arguments, create_graph=True)
+
+
+LAYERS = ["LLTM", *["scripted LLTM"] * common.HAS_TORCHSCRIPT]
+KINDS = [(what, way) for what in ["cell", "sequence", *LAYERS] for way in (inference, training)]
+KINDS += [("cell", second_derivative), ("sequence", second_derivative)]
+CELLS = [(1, *shape) for shape in [*common.SHAPES.values(), (4000, 3, 5), (1, 2000, 33)]]
+SEQUENCES = [*common.SEQUENCE_SHAPES.values(), (3000, 1, 2, 5), (2, 2500, 3, 8)]
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    way: Callable[..., list[Tensor]]
+    call: Callable[[], list[Tensor]]  # with arguments that all threads share
+    answer: list[Tensor]
+
+    def check(self) -> None:
+        # PyTorch's own sums, of second derivatives, depend on the number of threads.
+        tolerance = {} if self.way is second_derivative else {"rtol": 0.0, "atol": 0.0}
+        torch.testing.assert_close(
+            self.call(), self.answer, **tolerance, equal_nan=True, msg=lambda m: f"{self.name}: {m}"
         )
-        if after > before + max(units, share * before):
-            found.append(f"{what} grew from {before:,.0f} to {after:,.0f}")
-    return found
 
 
-SIGNALS = ("SIGINT", "SIGUSR1", "SIGSTOP", "SIGTERM", "SIGKILL")
+def make_case(what: str, way: Callable[..., list[Tensor]], rng: Random) -> Case:
+    shapes, dtype = (CELLS if what == "cell" else SEQUENCES), rng.choice(common.DTYPES)
+    if way is second_derivative:  # composite formulas, which are slow
+        shapes = [shape for shape in shapes if shape[0] * shape[1] * shape[3] <= 4000]
+        dtype = torch.float64
+    shape = rng.choice(shapes)
+    kind = {"cell": None, "sequence": rng.choice(common.SEQUENCE_KINDS)}
+    operator = common.Operator(kind.get(what, common.PADDED.kind))
+    arguments = operator.inputs("cpu", dtype, shape, requires_grad=way is not inference)
+    op = lltm_ops.forward if what == "cell" else lltm_ops.sequence_forward
+    if what in LAYERS:
+        input, _, _, h0, c0, *_ = arguments
+        sizes = input.shape[-1], h0.shape[-1]
+        layer = lltm_ops.LLTM(*sizes, num_layers=2, bidirectional=True, dtype=dtype)
+        layer.requires_grad_(way is not inference)
+        arguments = [input, h0, c0, *layer.parameters()]
+        op = partial(call_layer, torch.jit.script(layer) if what == "scripted LLTM" else layer)
+    call = partial(way, op, arguments)
+    return Case(f"{way.__name__} of {what} {operator} {shape} {dtype}", way, call, call())
 
 
-class Fault(Exception):
-    """What ends a soak."""
+def call_layer(layer: Operator, input: Tensor, h0: Tensor, c0: Tensor, *_: Tensor) -> list[Tensor]:
+    output, (h_n, c_n) = layer(input, tuple(s.expand(4, *s.shape) for s in (h0, c0)))
+    return [output, h_n, c_n]
 
 
-class Worker:
-    """A process, and after its death the next."""
+# An operator and one of its wrong arguments. Checks find the first ones, and kernels the others.
+ERRORS = [("forward", case) for case in test_errors.FORWARD_CASES]
+ERRORS += [("sequence_forward", case) for case in test_errors.SEQUENCE_VALUE_CASES]
 
-    def __init__(self, name: str, parallel: bool, mortal: bool, args: argparse.Namespace) -> None:
-        self.name = name
-        self.parallel = parallel
-        self.mortal = mortal
-        self.args = args
-        self.rng = Random(f"{args.seed} {name}")
-        self.totals: Counter[str] = Counter()
-        self.longest_silence = 0.0
-        self.start()
 
-    def start(self) -> None:
-        command = [sys.executable, str(WORKER), f"--seed={self.rng.randrange(2**32)}"]
-        if self.parallel:
-            command.append("--parallel")
-        if self.args.plant:
-            command += ["--plant", *self.args.plant]
-        # With an arena for each thread, memory would tell how many threads there have been:
-        # malloc_trim cannot give back pages in partial use.
-        variables = {"MALLOC_ARENA_MAX": "2", "PYTHONPATH": PYTHONPATH}
-        if not self.parallel:
-            variables["OMP_NUM_THREADS"] = "1"
-        # In a group of its own: Ctrl-C is for this process alone, and its children end with it.
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, start_new_session=True, env=os.environ | variables
-        )
-        assert self.process.stdout is not None
-        os.set_blocking(self.process.stdout.fileno(), False)
-        self.line = b""
-        self.counts: Counter[str] = Counter()
-        self.samples: list[dict[str, int]] = []
-        self.heard = time.monotonic()
-        self.next_signal = self.heard
-        self.stopped_until = 0.0
-        self.dies = float("inf")
-        if self.mortal and self.rng.random() < 0.3:
-            self.dies = self.heard + self.rng.uniform(0, 5)  # while it still starts
-
-    def tick(self, now: float) -> None:
-        if self.process.poll() is not None:
-            raise Fault(f"{self.name} ended with status {self.process.returncode}")
-        patience = self.args.timeout if self.samples else START
-        if now > self.heard + patience:
-            self.show_stacks()
-            raise Fault(f"{self.name} was silent for {patience:g} s")
-        if self.stopped_until:
-            if now >= self.stopped_until:
-                self.signal_group(signal.SIGCONT)
-                self.stopped_until = 0.0
-        elif now >= self.dies:
-            self.die()
-        elif self.samples and now >= self.next_signal:
-            self.disturb(now)
-
-    def read(self) -> None:
-        assert self.process.stdout is not None
-        *lines, self.line = (self.line + (self.process.stdout.read() or b"")).split(b"\n")
-        for line in lines:
-            told = json.loads(line)
-            self.counts = Counter(told["counts"])
-            self.samples.append(told["held"])
-            silence = time.monotonic() - self.heard
-            self.heard += silence
-            if len(self.samples) > 1:
-                self.longest_silence = max(self.longest_silence, silence)
-            if self.mortal and self.dies == float("inf"):
-                self.dies = self.heard + self.rng.uniform(0, 20)
-
-    def figures(self) -> Counter[str]:
-        return self.totals + self.counts
-
-    def disturb(self, now: float) -> None:
-        self.next_signal = now + self.rng.expovariate(2)
-        kind = self.rng.choice([signal.SIGINT, signal.SIGINT, signal.SIGUSR1, signal.SIGSTOP])
-        self.totals[kind.name] += 1
-        if kind == signal.SIGSTOP:
-            self.signal_group(kind)
-            self.stopped_until = now + self.rng.uniform(0, 0.5)
-        else:
-            self.process.send_signal(kind)
-
-    def die(self) -> None:
-        """Sooner or later; then it starts again."""
-        if self.rng.random() < 0.5:
-            self.totals["SIGKILL"] += 1
-            self.kill()
-        else:
-            self.totals["SIGTERM"] += 1
-            ready = bool(self.samples)
-            self.process.terminate()
-            self.end()
-            # Before it is ready, nobody has taught it to end by itself.
-            status = self.process.returncode
-            if status != 0 and (ready or status != -signal.SIGTERM):
-                raise Fault(f"{self.name} ended with status {status} at SIGTERM")
-        self.totals["restarts"] += 1
-        self.start()
-
-    def end(self) -> None:
-        """Waits for a process that has had SIGTERM."""
-        try:
-            self.process.wait(self.args.timeout)
-        except subprocess.TimeoutExpired:
-            self.show_stacks()
-            raise Fault(f"{self.name} went on for {self.args.timeout:g} s after SIGTERM") from None
-        finally:
-            self.kill()
-
-    def kill(self) -> None:
-        """With whatever it has forked; and counts what it did."""
-        self.signal_group(signal.SIGKILL)
-        self.process.wait()
-        if self.process.stdout.closed:
-            return
-        self.read()
-        self.process.stdout.close()
-        self.totals += self.counts
-        self.counts = Counter()
-
-    def signal_group(self, kind: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, kind)
-
-    def show_stacks(self) -> None:
-        self.signal_group(signal.SIGCONT)
-        self.signal_group(signal.SIGQUIT)
-        time.sleep(2)
-        if not shutil.which("gdb"):
-            return
-        for pid in self.group():
-            what = ["-batch", "-ex", "thread apply all backtrace", "-p", str(pid)]
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                subprocess.run(["gdb", *what], stdout=sys.stderr, timeout=60, check=False)
-
-    def group(self) -> list[int]:
-        """Returns the process and the children that it forked."""
-        found = []
-        for folder in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(ProcessLookupError):
-                if os.getpgid(int(folder.name)) == self.process.pid:
-                    found.append(int(folder.name))
-        return sorted(found)
+def message(name: str, case: str) -> str:
+    try:
+        getattr(torch.ops.lltm, name)(*test_errors.arguments_of(name, case))
+    except RuntimeError as error:
+        return str(error)
+    raise AssertionError(f"{name}, {case}: no error")
 
 
 class Soak:
-    def __init__(self, args: argparse.Namespace) -> None:
-        self.args = args
-        self.begin = time.monotonic()
-        # One is enough to find what is planted.
-        self.workers = [
-            Worker(args=args, **which) for which in (WORKERS[:1] if args.plant else WORKERS)
-        ]
-        self.lasting = [worker for worker in self.workers if not worker.mortal]
+    def __init__(self, seed: int) -> None:
+        self.rng = Random(seed)
+        self.counts: Counter[str] = Counter()
+        self.interruptible = False
+        torch.set_num_threads(1)
+        self.messages = {error: message(*error) for error in ERRORS}
+        self.cases = [make_case(*kind, self.rng) for kind in KINDS * 2]
 
-    def run(self) -> None:
-        """Until the time is over, which begins when workers are ready."""
-        end = float("inf")
-        next_line = self.begin + 60
-        while (now := time.monotonic()) < end or not self.seen_enough():
-            if end == float("inf") and all(worker.samples for worker in self.lasting):
-                end = now + self.args.minutes * 60
-            with selectors.DefaultSelector() as selector:
-                for worker in self.workers:
-                    selector.register(worker.process.stdout, selectors.EVENT_READ, worker)
-                for key, _ in selector.select(0.02):
-                    key.data.read()
-            for worker in self.workers:
-                worker.tick(now)
-            if now >= next_line:
-                next_line += 60
-                print(self.figures(), flush=True)
-        for worker in self.workers:
-            worker.signal_group(signal.SIGCONT)
-            worker.process.terminate()
-        for worker in self.workers:
-            worker.end()
+    def run(self, minutes: float, most_threads: int) -> None:
+        self.most_threads = most_threads
+        torch.set_num_threads(most_threads)
+        watch(TIMEOUT)
+        # Caches, such as those of each thread's kernels, are filled before memory is watched.
+        with ThreadPoolExecutor(MOST_THREADS, "", torch.set_num_threads, (most_threads,)) as pool:
+            list(pool.map(Case.check, self.cases * 3))
+        for case in self.cases:
+            case.check()
+        end = time.monotonic() + minutes * 60
+        samples: list[dict[str, int]] = []
+        while time.monotonic() < end or len(samples) < FEWEST_TURNS:
+            for play in ROUNDS:
+                watch(TIMEOUT)
+                play(self)
+            samples.append(held())
+            figures = {**self.counts, **samples[-1]}
+            print(", ".join(f"{count:,} {what}" for what, count in figures.items()), flush=True)
+        third = len(samples) // 3
+        for what, slack in SLACK.items():
+            numbers = [sample[what] for sample in samples[third:]]
+            before, after = map(statistics.median, (numbers[:third], numbers[third:]))
+            assert after <= before + slack, f"{what} grew from {before:g} to {after:g}"
 
-    def seen_enough(self) -> bool:
-        return all(len(worker.samples) >= FEWEST_ROUNDS for worker in self.lasting)
+    def threads(self, meanwhile: Operator = time.sleep) -> None:
+        count = self.rng.randint(1, MOST_THREADS)
+        end = time.monotonic() + SECONDS_OF_A_ROUND
+        with ThreadPoolExecutor(count) as pool:
+            seeds = [self.rng.random() for _ in range(count)]
+            threads = [pool.submit(self.call_until, end, seed) for seed in seeds]
+            meanwhile(SECONDS_OF_A_ROUND)
+            for thread in threads:
+                self.counts += thread.result()
 
-    def stop(self) -> None:
-        for worker in self.workers:
-            worker.kill()
+    def call_until(self, end: float, seed: float) -> Counter[str]:
+        rng, counts = Random(seed), Counter()
+        while time.monotonic() < end:
+            torch.set_num_threads(rng.randint(1, self.most_threads))
+            if rng.random() < 0.15:
+                error = rng.choice(ERRORS)
+                assert message(*error) == self.messages[error], error
+                counts["errors"] += 1
+            else:
+                rng.choice(self.cases).check()
+                counts["calls"] += 1
+        return counts
 
-    def figures(self) -> str:
-        sums: Counter[str] = sum((worker.figures() for worker in self.workers), Counter())
-        signals = ", ".join(f"{sums[name]:,} {name}" for name in SIGNALS)
-        silence = max(worker.longest_silence for worker in self.workers)
-        held = "; ".join(
-            f"{worker.name}: "
-            + ", ".join(f"{what} {shown(what, worker.samples)}" for what in SLACK)
-            for worker in self.lasting
-        )
-        return (
-            f"{time.monotonic() - self.begin:,.0f} s: {sums['calls']:,} calls, "
-            f"{sums['errors']:,} errors as expected, {sums['forks']:,} forks, "
-            f"{sums['handled']:,} signals handled ({signals} sent), {sums['interrupted']:,} calls "
-            f"interrupted, {sums['restarts']:,} restarts, longest silence {silence:.1f} s; {held}"
-        )
+    def signals(self) -> None:
+        self.threads(meanwhile=self.call_among_signals)
+
+    def call_among_signals(self, seconds: float) -> None:
+        """In the main thread, which runs the handler. The whole process is also stopped twice."""
+        end = time.monotonic() + seconds
+        kill = f"sleep 0.1; kill -STOP {os.getpid()}; sleep 0.1; kill -CONT {os.getpid()}"
+        with subprocess.Popen(["sh", "-c", f"{kill}; {kill}"]):
+            signal.signal(signal.SIGALRM, self.handle)
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+            while time.monotonic() < end:
+                try:
+                    self.interruptible = True
+                    self.rng.choice(self.cases).check()
+                    self.interruptible = False
+                    self.counts["calls"] += 1
+                except KeyboardInterrupt:
+                    self.counts["interrupted"] += 1
+            signal.signal(signal.SIGALRM, signal.SIG_IGN)
+
+    def handle(self, *_: Any) -> None:
+        """Interrupts the call of the main thread, as Ctrl-C does, or makes another call inside."""
+        self.counts["signals"] += 1
+        interrupts, self.interruptible = self.interruptible and self.rng.random() < 0.5, False
+        if not interrupts:
+            self.rng.choice(self.cases).check()
+        # Anew each time, because with a regular timer slow handlers would interrupt one another.
+        signal.setitimer(signal.ITIMER_REAL, self.rng.uniform(0.001, 0.02))
+        if interrupts:
+            raise KeyboardInterrupt
+
+    def forks(self) -> None:
+        seed = self.rng.random()
+        # A thread that was joined may still be giving its buffers back to MKL, which holds a lock.
+        # A child would have that lock, too, with nobody to release it: its next product would hang.
+        while sum(state != "S" for state in states_of_threads()) > 1:
+            time.sleep(0.001)
+        # A child cannot cancel the watch of its parent, of which it has no thread.
+        faulthandler.cancel_dump_traceback_later()
+        child = os.fork()
+        if child == 0:
+            try:
+                watch(TIMEOUT / 2)
+                torch.set_num_threads(3 if self.most_threads == 1 else 1)
+                for case in Random(seed).sample(self.cases, 5):
+                    case.check()
+                os._exit(0)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(1)
+        watch(TIMEOUT)
+        _, status = os.waitpid(child, 0)
+        assert status == 0, f"a forked child ended with {os.waitstatus_to_exitcode(status)}"
+        self.counts["forks"] += 1
 
 
-def shown(what: str, samples: list[dict[str, int]]) -> str:
-    """How much at first, when the worker was ready, and how much at last."""
-    if not samples:
-        return "-"
-    unit = 1 if what in ("threads", "files") else MEBIBYTE
-    return f"{samples[0][what] // unit:,} to {samples[-1][what] // unit:,}{' MiB' * (unit > 1)}"
+ROUNDS = [Soak.threads, Soak.signals, Soak.forks]
+LIBC = ctypes.CDLL(None)
 
 
-def command_line() -> argparse.ArgumentParser:
+def held() -> dict[str, int]:
+    gc.collect()
+    LIBC.malloc_trim(0)  # otherwise glibc keeps memory that calls have freed
+    resident = re.search(r"VmRSS:\s*(\d+) kB", Path("/proc/self/status").read_text())[1]
+    threads, files = (len(os.listdir(f"/proc/self/{what}")) for what in ("task", "fd"))
+    return {"MiB": int(resident) // 1024, "threads": threads, "files": files}
+
+
+def states_of_threads() -> Iterator[str]:
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            yield (task / "stat").read_text().rpartition(")")[2].split()[0]
+
+
+def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=60, help="once all is ready (default 60)")
-    parser.add_argument("--seed", type=int, help="of what is called and sent (default: random)")
-    parser.add_argument(
-        "--timeout",
-        type=float,
-        default=300,
-        help="seconds of silence that are a hang (default 300)",
-    )
-    parser.add_argument(
-        "--plant",
-        nargs="+",
-        metavar="FAULT",
-        help="into a worker, to see that it is found: number, leak, thread, file, hang, crash",
-    )
-    return parser
-
-
-def main() -> int:
-    args = command_line().parse_args()
-    if args.seed is None:
-        args.seed = random.SystemRandom().randrange(2**32)
-    print(f"soak: seed {args.seed}, {args.minutes:g} minutes", flush=True)
-    # SIGINT too: a shell lets what it starts in the background ignore it.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.default_int_handler)
-    soak = Soak(args)
-    faults = []
-    try:
-        soak.run()
-    except Fault as fault:
-        faults.append(str(fault))
-    except KeyboardInterrupt:
-        print("ended early")
-    finally:
-        soak.stop()
-    for worker in soak.lasting:
-        if len(worker.samples) >= FEWEST_ROUNDS:
-            faults += [f"{worker.name}: {what}" for what in growth(worker.samples)]
-    print(soak.figures())
-    for fault in faults:
-        print(f"FAULT: {fault}")
-    print("failed" if faults else "passed")
-    return 1 if faults else 0
+    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
+    options = parser.parse_args()
+    print(f"seed {options.seed}", flush=True)
+    faulthandler.enable()
+    warnings.filterwarnings("ignore", "`torch.jit.", DeprecationWarning)
+    # With an arena for each thread, memory would grow with the number of threads there have been.
+    M_ARENA_MAX = -8  # of malloc.h
+    LIBC.mallopt(M_ARENA_MAX, 2)
+    soak = Soak(options.seed)
+    for most_threads in (1, MOST_THREADS):
+        soak.run(options.minutes / 2, most_threads)
+    print("passed")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -6,18 +6,18 @@ import pytest
 import torch
 from fuzz import checks, reference
 from fuzz.cases import Case, cases
-from fuzz.mutants import MUTANTS, ON_HOST, ROOT
+from fuzz.mutants import FUZZER, MUTANTS, ON_HOST, ROOT
 from hypothesis import given, settings
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.file)
 def test_planted_faults_still_find_their_place_in_the_sources(mutant, tmp_path):
     target = tmp_path / mutant.file
     target.parent.mkdir(parents=True)
     shutil.copyfile(ROOT / mutant.file, target)
     mutant.apply(tmp_path)
     assert target.read_text() != (ROOT / mutant.file).read_text()
-    assert not mutant.test or f"def {mutant.test}(" in (ROOT / ON_HOST).read_text()
+    assert mutant.finder == FUZZER or f"def {mutant.finder}(" in (ROOT / ON_HOST).read_text()
 
 
 @settings(max_examples=50, deadline=None, database=None)

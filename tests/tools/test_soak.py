@@ -1,75 +1,58 @@
 """The soak finds what is planted in it. That it passes, `make soak` shows."""
 
-import signal
 import subprocess
 import sys
-import time
+from pathlib import Path
 
 import pytest
 import soak
 from common import environment
 
-pytestmark = pytest.mark.slow
+PROGRAM = """
+import os, threading, torch, lltm_ops, soak
+soak.SECONDS_OF_A_ROUND = 0.1
+soak.ROUNDS.insert(0, lambda _: setattr(soak, "TIMEOUT", 20))
+def plant(fault):
+    soak.ROUNDS.append(lambda _: fault())
+def sign():
+    return 1 if threading.current_thread() is threading.main_thread() else -1
+{}
+soak.main()
+"""
+NUMBER = """
+right = lltm_ops.forward
+lltm_ops.forward = lambda *arguments: [sign() * result for result in right(*arguments)]
+"""
+ERROR = """
+soak.ERRORS = [("forward", "weights too narrow")]
+plant(lambda: setattr(soak.test_errors, "arguments_of", lambda *_: soak.common.sample_inputs()))
+"""
+THREAD = "plant(lambda: threading.Thread(target=threading.Event().wait, daemon=True).start())"
 
 
-def start(*options):
-    return subprocess.Popen(
-        [sys.executable, soak.__file__, "--seed=1", *options],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def finish(process):
-    try:
-        printed, _ = process.communicate(timeout=500)
-    finally:
-        process.terminate()
-    return process.returncode, printed
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("plants", "found"),
+    ("planted", "words"),
     [
-        (["number"], ["Tensor-likes are not equal"]),
-        (["crash"], ["ended with status -6"]),
-        (["hang"], ["in wait_for_ever"]),
-        (
-            ["leak", "thread", "file"],
-            ["allocated grew from", "threads grew from", "files grew from"],
-        ),
+        (NUMBER, [" of cell ", "Tensor-likes are not equal"]),
+        (ERROR, ["forward, weights too narrow: no error"]),
+        ("kept = []; plant(lambda: kept.append(torch.ones(2**22)))", ["MiB grew from"]),
+        ("kept = []; plant(lambda: kept.append(open(os.devnull)))", ["files grew from"]),
+        (THREAD, ["threads grew from"]),
+        ("plant(threading.Event().wait)", ["Timeout", "in wait"]),
+        ("plant(os.abort)", ["Fatal Python error: Aborted"]),
+        ("os.fork = lambda fork=os.fork: fork() or os._exit(3)", ["child ended with 3"]),
     ],
-    ids=lambda names: " ".join(names),
+    ids=["number", "error", "memory", "file", "thread", "hang", "crash", "child"],
 )
-def test_planted_fault_is_found(plants, found):
-    options = ["--timeout=30"] if "hang" in plants else []
-    status, printed = finish(start("--minutes=0.05", "--plant", *plants, *options))
-    assert status == 1, printed
-    assert [what for what in found if what not in printed] == []
-    assert "FAULT: " in printed
-
-
-def test_ctrl_c_ends_it_with_its_figures():
-    process = start()
-    time.sleep(3)
-    process.send_signal(signal.SIGINT)
-    status, printed = finish(process)
-    assert "ended early\n" in printed
-    assert status == 0, printed
-
-
-def held(*memory):
-    others = {"allocated": 0, "threads": 3, "files": 4}
-    return [{"memory": each * soak.MEBIBYTE} | others for each in memory]
-
-
-def test_growth_is_not_what_fills_caches_or_is_gone_again():
-    assert soak.growth(held(*range(100, 400, 10), *[400] * 60)) == []
-    assert soak.growth(held(*[400, 800] * 30)) == []
-
-
-def test_growth_that_goes_on_is_found():
-    (found,) = soak.growth(held(*range(400, 520, 2)))
-    assert found.startswith("memory grew from")
+def test_planted_fault_is_found(planted, words):
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(planted), "--minutes=0", "--seed=1"],
+        cwd=Path(soak.__file__).parent,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert ran.returncode != 0
+    assert [each for each in words if each not in ran.stderr] == [], ran.stderr

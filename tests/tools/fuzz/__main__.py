@@ -106,7 +106,8 @@ def work(options: argparse.Namespace) -> int:
 
     import hypothesis
 
-    from tests.support.poison import poison_fresh_memory
+    sys.path.append(str(ROOT / "tests" / "support"))
+    from poison import poison_fresh_memory
 
     from . import cases, checks
 
@@ -181,7 +182,7 @@ def drive(options: argparse.Namespace) -> Outcome:
             progress.update(outcome.cases)
         return outcome
 
-    with ThreadPoolExecutor(options.jobs) as executor:
+    with ThreadPoolExecutor(os.cpu_count()) as executor:
         list(executor.map(run, tasks))
     if progress is not None:
         progress.close()
@@ -193,7 +194,6 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--path", help=f"of {', '.join(PATHS)}, with commas; all unless given")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
     parser.add_argument("--case", help="a case to repeat, as a failure prints it")
     parser.add_argument(
         "--no-shrink", dest="shrink", action="store_false", help="print the first failure as it is"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from common import composite
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
@@ -17,9 +19,6 @@ from . import reference
 from .arguments import Maker
 from .cases import Case
 from .reference import Bounded, exactly
-
-# A device that this build has no kernels for: its entry of the dispatch table is the composite one.
-COMPOSITE = torch._C.DispatchKeySet(torch._C.DispatchKey.XPU)
 
 
 class Fault(AssertionError):
@@ -72,35 +71,30 @@ def arithmetic_of(case: Case) -> reference.Arithmetic:
     return reference.Arithmetic(getattr(torch, case.dtype), case.composite)
 
 
-# -- Packing ---------------------------------------------------------------------------------------
+# -- Sequences -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Packing:
-    """The rows of packed data have these places in [time, batch]."""
-
-    batch_sizes: list[int]
-    places: tuple[Tensor, Tensor]
-    order: Tensor  # of the sequences, the longest first
-
-    @staticmethod
-    def of(lengths: Sequence[int], time: int) -> Packing:
-        order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
-        places = [(t, row) for t in range(time) for row in order if lengths[row] > t]
-        sizes = [sum(length > t for length in lengths) for t in range(time)]
-        steps, rows = (torch.tensor([p[i] for p in places], dtype=torch.int64) for i in (0, 1))
-        return Packing(sizes, (steps, rows), torch.tensor(order, dtype=torch.int64))
-
-    def padded(self, rows: Tensor, time: int) -> Tensor:
-        shape = (time, len(self.order), *rows.shape[1:])
-        padded = torch.zeros(shape, dtype=rows.dtype)
-        padded[self.places] = rows
-        return padded
+def batch_sizes(case: Case) -> list[int]:
+    lengths = (case.time,) * case.batch if case.lengths is None else case.lengths
+    return [sum(length > t for length in lengths) for t in range(case.time)]
 
 
 def rows_of(case: Case) -> tuple[int, ...]:
-    """The sizes of a sequence but the last."""
+    """The sizes of a sequence but the last, where time comes first."""
+    if case.form == "unbatched":
+        return (case.time,)
     return (case.time, case.batch) if case.lengths is None else (sum(case.lengths),)
+
+
+def as_rows(case: Case, tensor: Tensor) -> Tensor:
+    if case.form == "batch_first":
+        tensor = tensor.transpose(0, 1)
+    return tensor.flatten(0, len(rows_of(case)) - 1)
+
+
+def as_given(case: Case, rows: Bounded) -> Bounded:
+    given = rows.map(lambda t: t.unflatten(0, rows_of(case)))
+    return given.map(lambda t: t.transpose(0, 1)) if case.form == "batch_first" else given
 
 
 # -- Operators -------------------------------------------------------------------------------------
@@ -124,11 +118,8 @@ def arguments_of(case: Case, make: Maker) -> list[Any]:
     if case.special is not None:
         make.put_special(case.special, arguments)
     if is_sequence:
-        packed = case.lengths is not None
-        sizes = Packing.of(case.lengths, case.time).batch_sizes if packed else []
-        arguments.append(make.integers(sizes) if packed else None)
-        arguments.append(case.reverse)
-        arguments.append(make.booleans(*rows) if case.resets else None)
+        sizes = None if case.lengths is None else make.integers(batch_sizes(case))
+        arguments += [sizes, case.reverse, make.booleans(*rows) if case.resets else None]
     if case.call.endswith("backward"):
         arguments.append(list(case.output_mask))
     return arguments
@@ -137,52 +128,28 @@ def arguments_of(case: Case, make: Maker) -> list[Any]:
 def expected_of(case: Case, arguments: list[Any]) -> list[Bounded]:
     of = arithmetic_of(case)
     if case.call in ("forward", "_forward_with_gates"):
-        results = reference.forward(of, *map(exactly, arguments))
-        return list(results[: 2 if case.call == "forward" else 3])
+        return list(reference.forward(of, *map(exactly, arguments)))
     if case.call == "backward":
         return list(reference.backward(of, *map(exactly, arguments[:7])))
-    return expected_of_sequence(of, case, arguments)
-
-
-def expected_of_sequence(
-    of: reference.Arithmetic, case: Case, arguments: list[Any]
-) -> list[Bounded]:
-    packing = None if case.lengths is None else Packing.of(case.lengths, case.time)
-
-    def padded(rows: Tensor) -> Tensor:
-        return rows if packing is None else packing.padded(rows, case.time)
-
-    def as_given(result: Bounded) -> Bounded:
-        return result if packing is None else result[packing.places]
-
     is_backward = case.call == "sequence_backward"
-    count = 8 if is_backward else 5
-    resets = arguments[count + 2]
-    lengths = case.lengths if packing is not None else (case.time,) * case.batch
-    run = reference.Run(
-        case.time,
-        torch.tensor(lengths, dtype=torch.int64),
-        case.reverse,
-        None if resets is None else padded(resets),
-    )
+    tensors, resets = arguments[: 8 if is_backward else 5], arguments[10 if is_backward else 7]
+    of_rows = 6 if is_backward else 1
+    exact = [exactly(as_rows(case, t)) for t in tensors[:of_rows]]
+    exact += map(exactly, tensors[of_rows:])
+    resets = None if resets is None else as_rows(case, resets)
+    run = reference.Run(batch_sizes(case), case.reverse, resets)
     if is_backward:
-        *with_rows, weights, h0 = arguments[:8]
-        results = reference.sequence_backward(
-            of, run, *(exactly(padded(t)) for t in with_rows), exactly(weights), exactly(h0)
-        )
-        return [as_given(results[0]), *results[1:]]
-    input, *others = arguments[:5]
-    results = reference.sequence_forward(of, run, exactly(padded(input)), *map(exactly, others))
-    return [as_given(result) for result in results[: 2 if case.call == "sequence_forward" else 3]]
+        d_input, *others = reference.sequence_backward(of, run, *exact)
+        return [as_given(case, d_input), *others]
+    return [as_given(case, result) for result in reference.sequence_forward(of, run, *exact)]
 
 
 def call_operator(
     case: Case, name: str, arguments: list[Any], threads: int | None = None
 ) -> list[Tensor | None]:
-    op = getattr(torch.ops.lltm, name).default
+    op = getattr(torch.ops.lltm, name)
     with torch.no_grad(), setting(case, threads):
-        results = op.redispatch(COMPOSITE, *arguments) if case.composite else op(*arguments)
-    return list(results)
+        return list((composite(op) if case.composite else op)(*arguments))
 
 
 def check_operator(case: Case, statistics: Statistics, threads_matter: bool) -> None:
@@ -192,26 +159,23 @@ def check_operator(case: Case, statistics: Statistics, threads_matter: bool) -> 
     expected = expected_of(case, arguments)
     results = call_operator(case, case.call, arguments)
     check_unchanged(make)
-    mask = case.output_mask if case.call.endswith("backward") else (True,) * len(expected)
+    mask = case.output_mask if case.call.endswith("backward") else (True,) * len(results)
     if [result is not None for result in results] != list(mask):
         raise Fault("mask", f"expected {mask}, but got {[r is not None for r in results]}")
-    names = [f"result {i}" for i, wanted in enumerate(mask) if wanted]
-    tensors = [result for result in results if result is not None]
-    wanted = [e for e, is_wanted in zip(expected, mask, strict=True) if is_wanted]
-    for name, tensor in zip(names, tensors, strict=True):
+    wanted = {f"result {i}": result for i, result in enumerate(results) if result is not None}
+    for name, tensor in wanted.items():
         if not tensor.is_contiguous():
             raise Fault("contiguous", f"{name} has strides {tensor.stride()}")
-    check_fresh(make, tensors)
+    check_fresh(make, list(wanted.values()))
     check_meta(case, arguments, results)
-    check_values(case, names, tensors, wanted, statistics)
-    again = call_operator(case, case.call, arguments)
-    check_same("repeated", results, again)
+    # The reference returns gates, too, which an operator may keep to itself.
+    exact = [e for e, is_wanted in zip(expected, mask, strict=False) if is_wanted]
+    for (name, tensor), bounded in zip(wanted.items(), exact, strict=True):
+        check_value(case, statistics, name, tensor, bounded)
+    check_same("repeated", results, call_operator(case, case.call, arguments))
     check_unchanged(make)
-    twin = {
-        "forward": "_forward_with_gates",
-        "sequence_forward": "_sequence_forward_with_gates",
-    }.get(case.call)
-    if twin is not None:
+    if case.call in ("forward", "sequence_forward"):
+        twin = f"_{case.call}_with_gates"
         check_same("with gates", results, call_operator(case, twin, arguments)[:2])
     if case.composite:
         return
@@ -261,39 +225,35 @@ def gradients(
     make.watch()
     used = [d for d, _ in zip(case.differentiated, outputs, strict=False)]
     used = used if any(used) else [True] * len(outputs)
-    pairs = [
-        (output, grad)
-        for output, grad, is_used in zip(outputs, grads, used, strict=True)
-        if is_used and output.requires_grad
-    ]
     grads = [g if is_used else torch.zeros_like(g) for g, is_used in zip(grads, used, strict=True)]
-    if not pairs:
+    roots = [i for i, output in enumerate(outputs) if used[i] and output.requires_grad]
+    if not roots:
         return grads, [None] * len(leaves)
     with setting(case):
         results = torch.autograd.grad(
-            [output for output, _ in pairs], leaves, [grad for _, grad in pairs], allow_unused=True
+            [outputs[i] for i in roots], leaves, [grads[i] for i in roots], allow_unused=True
         )
     return grads, list(results)
 
 
 def check_gradients(
     case: Case,
+    statistics: Statistics,
     names: Sequence[str],
     actual: Sequence[Tensor | None],
     expected: Sequence[Bounded],
-    statistics: Statistics,
 ) -> None:
     for name, tensor, exact in zip(names, actual, expected, strict=True):
-        if tensor is None:
-            if exact.value.any() or exact.error.any():
-                raise Fault("gradient", f"{name} has none")
-        else:
-            check_values(case, [f"gradient of {name}"], [tensor], [exact], statistics)
+        if tensor is not None:
+            check_value(case, statistics, f"gradient of {name}", tensor, exact)
+        elif exact.value.any() or exact.error.any():
+            raise Fault("gradient", f"{name} has none")
 
 
 def check_cell(case: Case, statistics: Statistics) -> None:
     make = maker_of(case)
-    batch = () if case.form == "unbatched" else (case.batch,)
+    unbatched = case.form == "unbatched"
+    batch = () if unbatched else (case.batch,)
     f, s = case.features, case.state
     module = lltm_ops.LLTMCell(f, s, bias=case.bias, dtype=make.dtype)
     named = tensors_of(case, make, module, (*batch, f), h=(*batch, s), c=(*batch, s))
@@ -304,20 +264,26 @@ def check_cell(case: Case, statistics: Statistics) -> None:
         with setting(case):
             return module(named["input"], hx)
 
+    def rows(tensor: Tensor) -> Bounded:
+        return exactly(tensor[None] if unbatched else tensor)
+
+    def as_given(exact: Bounded) -> Bounded:
+        return exact[0] if unbatched else exact
+
     outputs = call()
     check_unchanged(make)
     check_fresh(make, outputs)
-    of = arithmetic_of(case)
+    of, weights = arithmetic_of(case), exactly(module.weights)
     zeros = torch.zeros(*batch, s, dtype=make.dtype)
     h, c = hx if hx is not None else (zeros, zeros)
     bias = named.get("bias", torch.zeros(3 * s, dtype=make.dtype))
-    rows = [exactly(t.reshape(case.batch, t.shape[-1])) for t in (named["input"], h, c)]
-    exact_h, exact_cell, gates = reference.forward(
-        of, rows[0], exactly(module.weights), exactly(bias), rows[1], rows[2]
+    exact_input, exact_h, exact_c = map(rows, (named["input"], h, c))
+    new_h, new_c, gates = reference.forward(
+        of, exact_input, weights, exactly(bias), exact_h, exact_c
     )
-    shaped = [e.map(lambda t: t.reshape(*batch, s)) for e in (exact_h, exact_cell)]
-    check_values(case, ["h", "c"], outputs, shaped, statistics)
-    if case.form != "unbatched":
+    check_value(case, statistics, "h", outputs[0], as_given(new_h))
+    check_value(case, statistics, "c", outputs[1], as_given(new_c))
+    if not unbatched:
         with setting(case):
             same = torch.ops.lltm.forward(named["input"], module.weights, bias, h, c)
         check_same("operator", outputs, same)
@@ -327,32 +293,19 @@ def check_cell(case: Case, statistics: Statistics) -> None:
         return
     grads, results = gradients(case, make, outputs, list(named.values()))
     check_unchanged(make)
-    expected = reference.backward(
-        of,
-        *(exactly(g).map(lambda t: t.reshape(case.batch, s)) for g in grads),
-        exact_cell,
-        gates,
-        rows[0],
-        exactly(module.weights),
-        rows[1],
+    d_input, d_weights, d_bias, d_h, d_c = reference.backward(
+        of, *map(rows, grads), new_c, gates, exact_input, weights, exact_h
     )
-    by_name = dict(zip(("input", "weights", "bias", "h", "c"), expected, strict=True))
-    check_gradients(
-        case,
-        list(named),
-        results,
-        [by_name[n].map(lambda t, n=n: t.reshape(named[n].shape)) for n in named],
-        statistics,
-    )
+    expected = {"weights": d_weights, "bias": d_bias, "input": as_given(d_input)}
+    expected |= {"h": as_given(d_h), "c": as_given(d_c)}
+    check_gradients(case, statistics, list(named), results, [expected[name] for name in named])
 
 
 class LayerCall:
-    """A layer, its arguments, and how they and the results lie in [time, batch]."""
+    """A layer and its arguments."""
 
     def __init__(self, case: Case, make: Maker):
         self.case = case
-        self.packing = None if case.lengths is None else Packing.of(case.lengths, case.time)
-        directions = 2 if case.bidirectional else 1
         self.module = lltm_ops.LLTM(
             case.features,
             case.state,
@@ -364,83 +317,66 @@ class LayerCall:
             return_cells=case.return_cells,
         )
         batch = () if case.form == "unbatched" else (case.batch,)
-        state = (case.layers * directions, *batch, case.state)
-        input = (*self._rows(), case.features)
-        self.named = tensors_of(case, make, self.module, input, h_0=state, c_0=state)
-        self.resets = make.booleans(*self._rows()) if case.resets else None
-        self.batch_sizes = None if self.packing is None else make.integers(self.packing.batch_sizes)
-
-    def _rows(self) -> tuple[int, ...]:
-        case = self.case
-        rows = {"batch_first": (case.batch, case.time), "unbatched": (case.time,)}
-        return rows.get(case.form, rows_of(case))
+        state = (case.layers * (2 if case.bidirectional else 1), *batch, case.state)
+        rows = rows_of(case)[::-1] if case.form == "batch_first" else rows_of(case)
+        self.named = tensors_of(
+            case, make, self.module, (*rows, case.features), h_0=state, c_0=state
+        )
+        self.resets = make.booleans(*rows) if case.resets else None
+        self.batch_sizes = None if case.lengths is None else make.integers(batch_sizes(case))
+        # Of the sequences, the longest first.
+        lengths = torch.tensor([-length for length in case.lengths or (0,) * case.batch])
+        self.order = torch.argsort(lengths, stable=True)
 
     def __call__(self) -> list[Tensor]:
         """output, h_n, c_n and perhaps cells."""
         case, input = self.case, self.named["input"]
         hx = (self.named["h_0"], self.named["c_0"]) if case.gives_hx else None
         if case.form == "packed":
-            is_sorted = list(case.lengths) == sorted(case.lengths, reverse=True)
-            order = None if is_sorted else self.packing.order
-            inverse = None if is_sorted else torch.argsort(self.packing.order)
-            packed = PackedSequence(input, self.batch_sizes, order, inverse)
+            is_sorted = torch.equal(self.order, torch.arange(case.batch))
+            order = () if is_sorted else (self.order, torch.argsort(self.order))
+            packed = PackedSequence(input, self.batch_sizes, *order)
             output, state, *cells = self.module(packed, hx, self.resets)
             return [output.data, *state, *(c.data for c in cells)]
-        if case.form == "batch_sizes":
-            output, state, *cells = self.module(input, hx, self.resets, self.batch_sizes)
-        else:
-            output, state, *cells = self.module(input, hx, self.resets)
+        more = (self.batch_sizes,) if case.form == "batch_sizes" else ()
+        output, state, *cells = self.module(input, hx, self.resets, *more)
         return [output, *state, *cells]
 
-    def exact(self, tensor: Tensor) -> Bounded:
-        """What has a row for each of input, [time, batch, ...]."""
-        if self.case.form == "batch_first":
-            tensor = tensor.transpose(0, 1)
-        if self.case.form == "unbatched":
-            tensor = tensor.unsqueeze(1)
-        if self.packing is not None:
-            tensor = self.packing.padded(tensor, self.case.time)
-        return exactly(tensor)
-
-    def as_given(self, exact: Bounded) -> Bounded:
-        if self.case.form == "batch_first":
-            return exact.map(lambda t: t.transpose(0, 1))
-        if self.case.form == "unbatched":
-            return exact.map(lambda t: t.squeeze(1))
-        return exact if self.packing is None else exact[self.packing.places]
+    def rows(self, tensor: Tensor) -> Bounded:
+        return exactly(as_rows(self.case, tensor))
 
     def state(self, tensor: Tensor) -> Bounded:
-        return exactly(tensor.unsqueeze(1) if self.case.form == "unbatched" else tensor)
+        if self.case.form == "unbatched":
+            return exactly(tensor.unsqueeze(1))
+        return exactly(tensor[:, self.order])
 
     def state_as_given(self, exact: Bounded) -> Bounded:
-        return exact.map(lambda t: t.squeeze(1)) if self.case.form == "unbatched" else exact
+        if self.case.form == "unbatched":
+            return exact[:, 0]
+        return exact[:, torch.argsort(self.order)]
 
     def reference(self) -> reference.Layers:
         case = self.case
-        lengths = (case.time,) * case.batch if case.lengths is None else case.lengths
-        lengths = torch.tensor(lengths, dtype=torch.int64)
-        resets = None
-        if self.resets is not None:
-            resets = self.exact(self.resets.to(torch.float64)).value != 0
-        runs = [reference.Run(case.time, lengths, False, resets)]
+        sizes = batch_sizes(case)
+        resets = None if self.resets is None else as_rows(case, self.resets)
+        runs = [reference.Run(sizes, False, resets)]
         if case.bidirectional:
             backwards = None
             if resets is not None:
                 # An episode that begins at a step ends, and backwards begins, at the one before.
                 backwards = torch.zeros_like(resets)
-                for t in range(case.time - 1):
-                    backwards[t] = resets[t + 1] & (lengths > t + 1)
-            runs.append(reference.Run(case.time, lengths, True, backwards))
-        parameters = []
-        for layer in range(case.layers):
-            for direction in ("", "_reverse")[: len(runs)]:
-                weights = exactly(self.named[f"weights_l{layer}{direction}"])
-                bias = (
-                    exactly(self.named[f"bias_l{layer}{direction}"])
-                    if case.bias
-                    else reference.zeros(3 * case.state)
-                )
-                parameters.append((weights, bias))
+                for (_, rows), (n, following) in itertools.pairwise(runs[0].steps()):
+                    backwards[rows][:n] = resets[following]
+            runs.append(reference.Run(sizes, True, backwards))
+        no_bias = torch.zeros(3 * case.state)
+        parameters = [
+            (
+                exactly(self.named[f"weights_{name}"]),
+                exactly(self.named.get(f"bias_{name}", no_bias)),
+            )
+            for layer in range(case.layers)
+            for name in (f"l{layer}", f"l{layer}_reverse")[: len(runs)]
+        ]
         return reference.Layers(arithmetic_of(case), runs, parameters)
 
 
@@ -458,14 +394,11 @@ def check_layer(case: Case, statistics: Statistics) -> None:
         call.state(call.named[name]) if case.gives_hx else reference.zeros(*size)
         for name in ("h_0", "c_0")
     )
-    exact = layers.forward(call.exact(call.named["input"]), h_0, c_0)
-    expected = [
-        call.as_given(exact[0]),
-        *(call.state_as_given(state) for state in exact[1:3]),
-        call.as_given(exact[3]),
-    ]
-    names = ["output", "h_n", "c_n", "cells"]
-    check_values(case, names[: len(outputs)], outputs, expected[: len(outputs)], statistics)
+    output, h_n, c_n, cells = layers.forward(call.rows(call.named["input"]), h_0, c_0)
+    expected = {"output": as_given(case, output), "h_n": call.state_as_given(h_n)}
+    expected |= {"c_n": call.state_as_given(c_n), "cells": as_given(case, cells)}
+    for result, (name, exact) in zip(outputs, expected.items(), strict=False):
+        check_value(case, statistics, name, result, exact)
     with torch.no_grad(), setting(case):
         check_same("inference", outputs, call())
     one = case.layers == 1 and not case.bidirectional
@@ -478,14 +411,14 @@ def check_layer(case: Case, statistics: Statistics) -> None:
     if len(grads) == 3:
         grads.append(torch.zeros_like(grads[0]))
     d_input, d_parameters, d_h_0, d_c_0 = layers.backward(
-        call.exact(grads[0]), call.state(grads[1]), call.state(grads[2]), call.exact(grads[3])
+        call.rows(grads[0]), call.state(grads[1]), call.state(grads[2]), call.rows(grads[3])
     )
-    expected = [call.as_given(d_input)]
+    exact = [as_given(case, d_input)]
     for d_weights, d_bias in d_parameters:
-        expected += [d_weights, d_bias] if case.bias else [d_weights]
+        exact += [d_weights, d_bias] if case.bias else [d_weights]
     if case.gives_hx:
-        expected += [call.state_as_given(d_h_0), call.state_as_given(d_c_0)]
-    check_gradients(case, list(call.named), results, expected, statistics)
+        exact += [call.state_as_given(d_h_0), call.state_as_given(d_c_0)]
+    check_gradients(case, statistics, list(call.named), results, exact)
 
 
 def check_one_layer(call: LayerCall, outputs: list[Tensor]) -> None:
@@ -505,40 +438,35 @@ def check_one_layer(call: LayerCall, outputs: list[Tensor]) -> None:
 # -- Checks ----------------------------------------------------------------------------------------
 
 
-def check_values(
-    case: Case,
-    names: Sequence[str],
-    actual: Sequence[Tensor],
-    expected: Sequence[Bounded],
-    statistics: Statistics,
+def check_value(
+    case: Case, statistics: Statistics, name: str, tensor: Tensor, exact: Bounded
 ) -> None:
-    for name, tensor, exact in zip(names, actual, expected, strict=True):
-        if tensor.dtype != getattr(torch, case.dtype):
-            raise Fault("dtype", f"{name} has {tensor.dtype}")
-        if tensor.shape != exact.value.shape:
-            raise Fault("shape", f"{name}: expected {exact.value.shape}, but got {tensor.shape}")
-        value = tensor.detach().to(torch.float64)
-        undecided = exact.undecided
-        special = ~exact.value.isfinite()
-        difference = (value - exact.value).abs()
-        # Bounds are rounded, too.
-        within = difference <= exact.error * (1 + 1e-6)
-        same_special = (value == exact.value) | (value.isnan() & exact.value.isnan())
-        right = undecided | torch.where(special, same_special, within)
-        statistics.elements += value.numel()
-        statistics.undecided += int(undecided.sum())
-        if not right.all():
-            place = tuple((~right).nonzero()[0].tolist())
-            raise Fault(
-                "value",
-                f"{name}{list(place)} of {int((~right).sum())} elements: expected "
-                f"{exact.value[place].item()} within {exact.error[place].item():.3g}, but got "
-                f"{value[place].item()}",
-            )
-        compared = ~(undecided | special) & (exact.error > 0)
-        if compared.any():
-            ratio = (difference[compared] / exact.error[compared]).max().item()
-            statistics.worst = max(statistics.worst, ratio)
+    if tensor.dtype != getattr(torch, case.dtype):
+        raise Fault("dtype", f"{name} has {tensor.dtype}")
+    if tensor.shape != exact.value.shape:
+        raise Fault("shape", f"{name}: expected {exact.value.shape}, but got {tensor.shape}")
+    value = tensor.detach().to(torch.float64)
+    undecided = exact.undecided
+    special = ~exact.value.isfinite()
+    difference = (value - exact.value).abs()
+    # Bounds are rounded, too.
+    within = difference <= exact.error * (1 + 1e-6)
+    same_special = (value == exact.value) | (value.isnan() & exact.value.isnan())
+    right = undecided | torch.where(special, same_special, within)
+    statistics.elements += value.numel()
+    statistics.undecided += int(undecided.sum())
+    if not right.all():
+        place = tuple((~right).nonzero()[0].tolist())
+        raise Fault(
+            "value",
+            f"{name}{list(place)} of {int((~right).sum())} elements: expected "
+            f"{exact.value[place].item()} within {exact.error[place].item():.3g}, but got "
+            f"{value[place].item()}",
+        )
+    compared = ~(undecided | special) & (exact.error > 0)
+    if compared.any():
+        ratio = (difference[compared] / exact.error[compared]).max().item()
+        statistics.worst = max(statistics.worst, ratio)
 
 
 def check_same(check: str, first: Sequence[Tensor | None], second: Sequence[Tensor | None]) -> None:
@@ -588,11 +516,10 @@ def check_meta(case: Case, arguments: list[Any], results: Sequence[Tensor | None
 
     op: Callable[..., Any] = getattr(torch.ops.lltm, case.call)
     for i, (meta, real) in enumerate(zip(op(*map(to_meta, arguments)), results, strict=True)):
-        if (meta is None) != (real is None):
-            raise Fault("meta", f"result {i} is {meta}, and on the device {real}")
-        if meta is None or real is None:
-            continue
         # All are contiguous: strides where the size is 1 mean nothing, and may differ.
-        described = [(t.dtype, tuple(t.shape), t.is_contiguous()) for t in (meta, real)]
+        described = [
+            None if t is None else (t.dtype, tuple(t.shape), t.is_contiguous())
+            for t in (meta, real)
+        ]
         if described[0] != described[1]:
             raise Fault("meta", f"result {i} is {described[0]}, on the device {described[1]}")

@@ -13,12 +13,13 @@ A number is in one of three states:
 - error inf: undecided. Whether a kernel overflows, or multiplies an infinity with zero, depends on
   the order of its sums or on a rounding. Nothing is asked of it.
 
-Sequences are padded here, [time, batch, ...], and each row of the batch has a length: packing is
-the business of whoever compares.
+A sequence is the rows of all its steps, one step after the other, as in a PackedSequence.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -64,13 +65,9 @@ class Bounded:
     def __getitem__(self, index: object) -> Bounded:
         return self.map(lambda tensor: tensor[index])
 
-    def replaced(self, index: object, by: Bounded) -> Bounded:
-        value, error = self.value.clone(), self.error.clone()
-        value[index], error[index] = by.value, by.error
-        return Bounded(value, error, (self.plain and by.plain) or None)
-
-    def zeroed(self, where: Tensor) -> Bounded:
-        return self.map(lambda tensor: tensor.masked_fill(where, 0))
+    @property
+    def T(self) -> Bounded:
+        return self.map(lambda tensor: tensor.T)
 
     @property
     def undecided(self) -> Tensor:
@@ -94,18 +91,14 @@ def zeros(*sizes: int) -> Bounded:
     return Bounded(torch.zeros(sizes, dtype=torch.float64), plain=True)
 
 
-def cat(tensors: Sequence[Bounded], dim: int) -> Bounded:
+def cat(tensors: Sequence[Bounded], dim: int = 0) -> Bounded:
     return Bounded(
         torch.cat([t.value for t in tensors], dim), torch.cat([t.error for t in tensors], dim)
     )
 
 
-def placed(sizes: Sequence[int], parts: Sequence[tuple[object, Bounded]]) -> Bounded:
-    """Zeros, but for each part at its index."""
-    whole = zeros(*sizes)
-    for index, part in parts:
-        whole.value[index], whole.error[index] = part.value, part.error
-    return Bounded(whole.value, whole.error)
+def stack(tensors: Sequence[Bounded]) -> Bounded:
+    return cat([tensor[None] for tensor in tensors])
 
 
 @dataclass(frozen=True)
@@ -128,23 +121,19 @@ class Arithmetic:
     def results(self) -> Format:
         return Format.of(self.dtype)
 
-    @property
-    def _products_take(self) -> Format:
-        """What the gradients of gates are rounded to before they are multiplied."""
-        rounds = self.dtype == torch.bfloat16 and not self.composite
-        return self.results if rounds else self.opmath
-
     def store(self, a: Bounded) -> Bounded:
         """Rounds to what a result is, and the h that the next step begins with."""
         return a if self.results == self.opmath else self._round(a, self.results)
 
     def factor(self, a: Bounded) -> Bounded:
-        return self._round(a, self._products_take)
+        """Rounds the gradients of gates to what the products take."""
+        rounds = self.dtype == torch.bfloat16 and not self.composite
+        return self._round(a, self.results if rounds else self.opmath)
 
     def add(self, a: Bounded, b: Bounded) -> Bounded:
         value, error = a.value + b.value, a.error + b.error
         if a.plain and b.plain:
-            return self._after_each(Bounded(value, error, True), overflows=True)
+            return self._round(Bounded(value, error, True), self.opmath)
         special = (a.value.isnan() | b.value.isnan()) | a.value.isinf() | b.value.isinf()
         undecided = (a.undecided | b.undecided) & ~(a.value.isnan() | b.value.isnan())
         return self._with_specials(value, error, special, undecided, overflows=True)
@@ -167,7 +156,7 @@ class Arithmetic:
         error = a.value.abs() * b.error + b.value.abs() * a.error + a.error * b.error
         # What overflows here need not in the fused multiply-add that it is part of.
         if a.plain and b.plain:
-            return self._after_each(Bounded(value, error, True), overflows=False)
+            return self._round(Bounded(value, error, True), self.opmath, overflows=False)
         nan = a.value.isnan() | b.value.isnan()
         special = nan | a.value.isinf() | b.value.isinf()
         undecided = a.undecided | b.undecided
@@ -195,11 +184,7 @@ class Arithmetic:
 
     def elu_derivative(self, elu: Bounded) -> Bounded:
         """By its result; continuous, also at 0."""
-
-        def derivative(x: Tensor) -> Tensor:
-            return torch.where(x > 0, 1.0, x + 1)
-
-        return self._unary(elu, derivative, elu.error)
+        return self._unary(elu, lambda x: torch.where(x > 0, 1.0, x + 1), elu.error)
 
     def product(self, a: Bounded, b: Bounded) -> Bounded:
         """a [M, K] @ b [N, K].T, summed in opmath, in any order."""
@@ -210,12 +195,7 @@ class Arithmetic:
         of_infinities = None
         if not (a.plain and b.plain):
             of_infinities = _sum_of_infinities(a, b)
-            a, b = (
-                Bounded(
-                    torch.where(x.regular, x.value, 0.0), torch.where(x.regular, x.error, 0.0), True
-                )
-                for x in (a, b)
-            )
+            a, b = (x.map(lambda t, x=x: torch.where(x.regular, t, 0.0)) for x in (a, b))
         value = a.value @ b.value.T
         magnitude = (a.value.abs() + a.error) @ (b.value.abs() + b.error).T
         propagated = a.error @ b.value.abs().T
@@ -226,26 +206,17 @@ class Arithmetic:
         # Some partial sum may overflow.
         overflows = ~(magnitude < self.opmath.largest * (1 - gamma))
         if of_infinities is None and not overflows.any():
-            result = Bounded(value, error, True)
-        else:
-            result = _undecided_where(overflows, Bounded(value, error))
-            if of_infinities is not None:
-                special, undecided = of_infinities
-                result = _undecided_where(undecided, result)
-                known = special != 0
-                result = Bounded(
-                    torch.where(known, special, result.value),
-                    torch.where(known & (~undecided | special.isnan()), 0.0, result.error),
-                )
-                # An infinity beside a sum that may overflow to the other one.
-                lost = overflows & special.isinf()
-                result = _undecided_where(lost, result)
-        return result
-
-    def column_sums(self, a: Bounded) -> Bounded:
-        """The sum of each column of a [rows, columns]."""
-        ones = Bounded(torch.ones(1, a.value.shape[0], dtype=torch.float64), plain=True)
-        return self.product(a.map(lambda t: t.T), ones)[:, 0]
+            return Bounded(value, error, True)
+        result = _undecided_where(overflows, Bounded(value, error))
+        if of_infinities is None:
+            return result
+        special, undecided = of_infinities
+        result = _undecided_where(undecided, result)
+        known = special != 0
+        value = torch.where(known, special, result.value)
+        error = torch.where(known & (~undecided | special.isnan()), 0.0, result.error)
+        # An infinity beside a sum that may overflow to the other one.
+        return _undecided_where(overflows & special.isinf(), Bounded(value, error))
 
     @property
     def _flushes(self) -> bool:
@@ -270,7 +241,7 @@ class Arithmetic:
     def _unary(self, a: Bounded, function: Callable[[Tensor], Tensor], error: Tensor) -> Bounded:
         value = function(a.value)
         if a.plain:
-            return self._after_each(Bounded(value, error, True), overflows=True)
+            return self._round(Bounded(value, error, True), self.opmath)
         special = ~a.value.isfinite()
         return self._with_specials(value, error, special, a.undecided, overflows=True)
 
@@ -279,19 +250,11 @@ class Arithmetic:
     ) -> Bounded:
         """An operation where not all operands are finite: those results are special as they are."""
         keep = ~(special | undecided)
-        regular = self._after_each(
-            Bounded(torch.where(keep, value, 0.0), torch.where(keep, error, 0.0)), overflows
-        )
-        return _undecided_where(
-            undecided,
-            Bounded(
-                torch.where(special, value, regular.value),
-                torch.where(special, 0.0, regular.error),
-            ),
-        )
-
-    def _after_each(self, a: Bounded, overflows: bool) -> Bounded:
-        return self._round(a, self.opmath, overflows)
+        regular = Bounded(torch.where(keep, value, 0.0), torch.where(keep, error, 0.0))
+        regular = self._round(regular, self.opmath, overflows)
+        value = torch.where(special, value, regular.value)
+        error = torch.where(special, 0.0, regular.error)
+        return _undecided_where(undecided, Bounded(value, error))
 
     def _round(self, a: Bounded, to: Format, overflows: bool = True) -> Bounded:
         """overflows: what is too large for sure becomes infinite for sure."""
@@ -319,27 +282,22 @@ def _undecided_where(where: Tensor, a: Bounded) -> Bounded:
 def _sum_of_infinities(a: Bounded, b: Bounded) -> tuple[Tensor, Tensor]:
     """What infinities and nan make of a @ b.T: (inf, -inf, nan, or 0 for nothing), undecided."""
 
-    def count(x: Tensor, y: Tensor) -> Tensor:
-        return x.to(torch.float64) @ y.to(torch.float64).T
+    def meet(x: list[Tensor], y: list[Tensor]) -> Tensor:
+        """Where a sum has a term of an x of one factor and a y of the other."""
+        x, y = ([t.to(torch.float64) for t in of_each] for of_each in (x, y))
+        return x[0] @ y[1].T + y[0] @ x[1].T > 0
 
-    def any_of(x: Tensor, y: Tensor) -> Tensor:
-        return count(x, torch.ones_like(b.value)) + count(torch.ones_like(a.value), y) > 0
-
-    up = [x.value == torch.inf for x in (a, b)]
-    down = [x.value == -torch.inf for x in (a, b)]
-    infinite = [x.value.isinf() for x in (a, b)]
-    positive = [x.value > 0 for x in (a, b)]
-    negative = [x.value < 0 for x in (a, b)]
-    zero = [(x.value == 0) & ~x.undecided & ~x.perhaps_zero for x in (a, b)]
-    unsure = [x.perhaps_zero & ~x.undecided for x in (a, b)]
-    sums_up = count(up[0], positive[1]) + count(down[0], negative[1])
-    sums_up = sums_up + count(positive[0], up[1]) + count(negative[0], down[1]) > 0
-    sums_down = count(up[0], negative[1]) + count(down[0], positive[1])
-    sums_down = sums_down + count(negative[0], up[1]) + count(positive[0], down[1]) > 0
-    nan = any_of(a.value.isnan(), b.value.isnan())
-    nan = nan | (count(infinite[0], zero[1]) + count(zero[0], infinite[1]) > 0)
-    undecided = any_of(a.undecided, b.undecided)
-    undecided = undecided | (count(infinite[0], unsure[1]) + count(unsure[0], infinite[1]) > 0)
+    both = (a, b)
+    up, down = ([x.value == infinity for x in both] for infinity in (torch.inf, -torch.inf))
+    infinite = [x.value.isinf() for x in both]
+    positive, negative = [x.value > 0 for x in both], [x.value < 0 for x in both]
+    zero = [(x.value == 0) & ~x.undecided & ~x.perhaps_zero for x in both]
+    unsure = [x.perhaps_zero & ~x.undecided for x in both]
+    anything = [torch.ones_like(x.value) for x in both]
+    sums_up = meet(up, positive) | meet(down, negative)
+    sums_down = meet(up, negative) | meet(down, positive)
+    undecided = meet([x.undecided for x in both], anything) | meet(infinite, unsure)
+    nan = meet([x.value.isnan() for x in both], anything) | meet(infinite, zero)
     # An infinity whose other factor may be of the other sign was no certain infinity.
     nan = nan | (sums_up & sums_down & ~undecided)
     special = torch.zeros_like(nan, dtype=torch.float64)
@@ -359,24 +317,11 @@ def _linear(of: Arithmetic, x: Bounded, weights: Bounded, bias: Bounded) -> Boun
     """x @ weights.T + bias: added to the finished sum, or one of its terms, as in a BLAS."""
     product = of.product(x, weights)
     after = of.add(product, bias.map(lambda t: t.expand(product.value.shape)))
-    ones = Bounded(torch.ones(x.value.shape[0], 1, dtype=torch.float64), plain=True)
+    ones = exactly(torch.ones(len(x.value), 1))
     column = bias.map(lambda t: t.unsqueeze(1))
     within = of.product(cat([x, ones], 1), cat([weights, column], 1))
     either = Bounded(after.value, torch.maximum(after.error, within.error))
     return _undecided_where(after.undecided | within.undecided, either)
-
-
-def forward(
-    of: Arithmetic,
-    input: Bounded,
-    weights: Bounded,
-    bias: Bounded,
-    old_h: Bounded,
-    old_cell: Bounded,
-) -> tuple[Bounded, Bounded, Bounded]:
-    """(new_h, new_cell, gates), as they are stored."""
-    new_h, new_cell, gates = step(of, input, weights, bias, old_h, old_cell)
-    return new_h, of.store(new_cell), gates
 
 
 def step(
@@ -387,7 +332,7 @@ def step(
     old_h: Bounded,
     old_cell: Bounded,
 ) -> tuple[Bounded, Bounded, Bounded]:
-    """forward, but for new_cell, which is not rounded: the next step takes it as it is."""
+    """(new_h, new_cell, gates), where new_cell is not rounded: the next step takes it as it is."""
     sums = _linear(of, cat([old_h, input], 1), weights, bias)
     before = gate_parts(sums)
     input_gate, output_gate = of.sigmoid(before[0]), of.sigmoid(before[1])
@@ -396,6 +341,12 @@ def step(
     new_h = of.multiply(of.tanh(new_cell), output_gate)
     gates = cat([input_gate, output_gate, candidate], 1)
     return of.store(new_h), new_cell, of.store(gates)
+
+
+def forward(of: Arithmetic, *arguments: Bounded) -> tuple[Bounded, Bounded, Bounded]:
+    """step, with new_cell as it is stored."""
+    new_h, new_cell, gates = step(of, *arguments)
+    return new_h, of.store(new_cell), gates
 
 
 def gate_gradients(
@@ -407,21 +358,13 @@ def gate_gradients(
     through_h = of.multiply(of.multiply(grad_h, output_gate), of.one_minus(of.multiply(t, t)))
     d_cell = of.add(grad_cell, through_h)
 
-    def times(first: Bounded, *factors: Bounded) -> Bounded:
-        for factor in factors:
-            first = of.multiply(first, factor)
-        return first
-
+    times = functools.partial(functools.reduce, of.multiply)
     d_gates = [
-        times(d_cell, candidate, input_gate, of.one_minus(input_gate)),
-        times(grad_h, t, output_gate, of.one_minus(output_gate)),
-        times(d_cell, input_gate, of.elu_derivative(candidate)),
+        times([d_cell, candidate, input_gate, of.one_minus(input_gate)]),
+        times([grad_h, t, output_gate, of.one_minus(output_gate)]),
+        times([d_cell, input_gate, of.elu_derivative(candidate)]),
     ]
     return of.factor(cat(d_gates, 1)), d_cell
-
-
-def transposed(a: Bounded) -> Bounded:
-    return a.map(lambda tensor: tensor.T)
 
 
 def linear_gradients(
@@ -429,10 +372,11 @@ def linear_gradients(
 ) -> tuple[Bounded, Bounded, Bounded]:
     """(d_input, d_weights, d_bias), of rows."""
     state_size = old_h.value.shape[1]
+    ones = exactly(torch.ones(1, len(d_gates.value)))
     return (
-        of.store(of.product(d_gates, transposed(weights[:, state_size:]))),
-        of.store(of.product(transposed(d_gates), transposed(cat([old_h, input], 1)))),
-        of.store(of.column_sums(d_gates)),
+        of.store(of.product(d_gates, weights[:, state_size:].T)),
+        of.store(of.product(d_gates.T, cat([old_h, input], 1).T)),
+        of.store(of.product(d_gates.T, ones)[:, 0]),
     )
 
 
@@ -449,28 +393,35 @@ def backward(
     d_gates, d_cell = gate_gradients(of, grad_h, grad_cell, new_cell, gates)
     d_input, d_weights, d_bias = linear_gradients(of, d_gates, input, weights, old_h)
     state_size = old_h.value.shape[1]
-    d_old_h = of.store(of.product(d_gates, transposed(weights[:, :state_size])))
+    d_old_h = of.store(of.product(d_gates, weights[:, :state_size].T))
     return d_input, d_weights, d_bias, d_old_h, of.store(d_cell)
 
 
 @dataclass(frozen=True)
 class Run:
-    """How a sequence is run: [time, batch] of lengths, in one direction."""
+    """How a sequence is run: the rows that each step has, in one direction."""
 
-    time: int
-    lengths: Tensor  # of each row of the batch
+    batch_sizes: list[int]
     reverse: bool = False
-    resets: Tensor | None = None  # bool [time, batch]
+    resets: Tensor | None = None  # bool, of each row
 
-    def steps(self) -> list[tuple[int, Tensor]]:
-        """Each step that runs, and the rows of the batch that it has."""
-        order = reversed(range(self.time)) if self.reverse else range(self.time)
-        return [(t, (self.lengths > t).nonzero().flatten()) for t in order]
+    def steps(self) -> list[tuple[int, slice]]:
+        """How many rows each step has, and which, in the order in which they run."""
+        ends = itertools.accumulate(self.batch_sizes)
+        steps = [(n, slice(end - n, end)) for n, end in zip(self.batch_sizes, ends, strict=True)]
+        return steps[::-1] if self.reverse else steps
 
-    def reset(self, state: Bounded, t: int, rows: Tensor) -> Bounded:
+    def last_rows(self, batch: int) -> Tensor:
+        """The last row that runs of each sequence."""
+        last = torch.zeros(batch, dtype=torch.int64)
+        for n, rows in self.steps():
+            last[:n] = torch.arange(rows.start, rows.stop)
+        return last
+
+    def reset(self, state: Bounded, rows: slice) -> Bounded:
         if self.resets is None:
             return state
-        return state.zeroed(self.resets[t, rows].unsqueeze(1))
+        return state.map(lambda t: t.masked_fill(self.resets[rows].unsqueeze(1), 0))
 
 
 def sequence_forward(
@@ -482,28 +433,18 @@ def sequence_forward(
     h0: Bounded,
     c0: Bounded,
 ) -> tuple[Bounded, Bounded, Bounded]:
-    """(output, cells, gates), each [time, batch, ...], zero beyond the lengths."""
-    batch, state_size = h0.value.shape
+    """(output, cells, gates)"""
+    state_size = h0.value.shape[1]
     h, cell = h0, c0
     results = []
-    for t, rows in run.steps():
-        new_h, new_cell, new_gates = step(
-            of,
-            input[t, rows],
-            weights,
-            bias,
-            run.reset(h[rows], t, rows),
-            run.reset(cell[rows], t, rows),
-        )
-        h, cell = h.replaced(rows, new_h), cell.replaced(rows, new_cell)
-        results.append(((t, rows), (new_h, of.store(new_cell), new_gates)))
-    output, cells, gates = (
-        placed(
-            (run.time, batch, columns * state_size),
-            [(place, tensors[i]) for place, tensors in results],
-        )
-        for i, columns in enumerate((1, 1, 3))
-    )
+    for n, rows in run.steps():
+        old_h, old_cell = (run.reset(state[:n], rows) for state in (h, cell))
+        new_h, new_cell, gates = step(of, input[rows], weights, bias, old_h, old_cell)
+        h, cell = cat([new_h, h[n:]]), cat([new_cell, cell[n:]])
+        results.append((new_h, of.store(new_cell), gates))
+    nothing = [zeros(0, columns * state_size) for columns in (1, 1, 3)]
+    in_order = reversed(results) if run.reverse else results
+    output, cells, gates = map(cat, zip(nothing, *in_order, strict=True))
     return output, cells, gates
 
 
@@ -519,42 +460,30 @@ def sequence_backward(
     weights: Bounded,
     h0: Bounded,
 ) -> tuple[Bounded, Bounded, Bounded, Bounded, Bounded]:
-    state_size = h0.value.shape[1]
-    for_h = transposed(weights[:, :state_size])
-    h = h0
-    old_h = {}
-    for t, rows in run.steps():
-        old_h[t] = run.reset(h[rows], t, rows)
-        h = h.replaced(rows, output[t, rows])
+    for_h = weights[:, : h0.value.shape[1]].T
+    h, all_old_h = h0, []
+    for n, rows in run.steps():
+        all_old_h.append(run.reset(h[:n], rows))
+        h = cat([output[rows], h[n:]])
     d_h = d_cell = zeros(*h0.value.shape)
-    all_d_gates, all_inputs, all_old_h, places = [], [], [], []
-    for t, rows in reversed(run.steps()):
+    all_d_gates = []
+    for n, rows in reversed(run.steps()):
         d_gates, d_old_cell = gate_gradients(
             of,
-            of.add(grad_output[t, rows], d_h[rows]),
-            of.add(grad_cells[t, rows], d_cell[rows]),
-            cells[t, rows],
-            gates[t, rows],
+            of.add(grad_output[rows], d_h[:n]),
+            of.add(grad_cells[rows], d_cell[:n]),
+            cells[rows],
+            gates[rows],
         )
-        d_old_h = of.product(d_gates, for_h)
-        d_h = d_h.replaced(rows, run.reset(d_old_h, t, rows))
-        d_cell = d_cell.replaced(rows, run.reset(d_old_cell, t, rows))
+        d_h = cat([run.reset(of.product(d_gates, for_h), rows), d_h[n:]])
+        d_cell = cat([run.reset(d_old_cell, rows), d_cell[n:]])
         all_d_gates.append(d_gates)
-        all_inputs.append(input[t, rows])
-        all_old_h.append(old_h[t])
-        places.append((t, rows))
-    if not places:
-        nothing = (input.value.shape, weights.value.shape, (3 * state_size,))
-        return *(zeros(*sizes) for sizes in nothing), d_h, d_cell
-    rows_of_d_input, d_weights, d_bias = linear_gradients(
-        of, cat(all_d_gates, 0), cat(all_inputs, 0), weights, cat(all_old_h, 0)
-    )
-    parts = []
-    for place in places:
-        count = len(place[1])
-        parts.append((place, rows_of_d_input[:count]))
-        rows_of_d_input = rows_of_d_input[count:]
-    return placed(input.value.shape, parts), d_weights, d_bias, of.store(d_h), of.store(d_cell)
+    if not all_d_gates:
+        d_bias = zeros(weights.value.shape[0])
+        return zeros(*input.value.shape), zeros(*weights.value.shape), d_bias, d_h, d_cell
+    (all_old_h if run.reverse else all_d_gates).reverse()
+    of_rows = linear_gradients(of, cat(all_d_gates), input, weights, cat(all_old_h))
+    return *of_rows, of.store(d_h), of.store(d_cell)
 
 
 @dataclass
@@ -570,26 +499,19 @@ class Layers:
         self.h_0 = h_0
         self.calls = []
         last_h, last_c = [], []
-        for layer in range(len(self.parameters) // len(self.runs)):
-            all_output, all_cells = [], []
-            for direction, run in enumerate(self.runs):
-                i = layer * len(self.runs) + direction
+        for layer in range(0, len(self.parameters), len(self.runs)):
+            results = []
+            for i, run in enumerate(self.runs, layer):
                 output, cells, gates = sequence_forward(
                     self.of, run, input, *self.parameters[i], h_0[i], c_0[i]
                 )
                 self.calls.append((input, output, cells, gates))
-                last_h.append(_last_state(run, output, h_0[i]))
-                last_c.append(_last_state(run, cells, c_0[i]))
-                all_output.append(output)
-                all_cells.append(cells)
-            input = cat(all_output, 2)
-        sizes = h_0.value.shape
-        return (
-            input,
-            placed(sizes, list(enumerate(last_h))),
-            placed(sizes, list(enumerate(last_c))),
-            cat(all_cells, 2),
-        )
+                results.append((output, cells))
+                last = run.last_rows(h_0.value.shape[1])
+                last_h.append(output[last] if run.batch_sizes else h_0[i])
+                last_c.append(cells[last] if run.batch_sizes else c_0[i])
+            input, all_cells = (cat(parts, 1) for parts in zip(*results, strict=True))
+        return input, stack(last_h), stack(last_c), all_cells
 
     def backward(
         self, grad_output: Bounded, grad_h_n: Bounded, grad_c_n: Bounded, grad_cells: Bounded
@@ -598,51 +520,35 @@ class Layers:
         of, directions = self.of, len(self.runs)
         size = self.h_0.value.shape[2]
         grads_of_output, grads_of_cells = [grad_output], [grad_cells]
-        d_parameters: list[tuple[Bounded, Bounded]] = []
-        d_h_0, d_c_0 = [], []
-        d_inputs: list[Bounded] = []
+        results = []
         for i in reversed(range(len(self.parameters))):
             run = self.runs[i % directions]
             input, output, cells, gates = self.calls[i]
             columns = slice(i % directions * size, (i % directions + 1) * size)
             grads = [
-                of.total([*(part[..., columns] for part in parts), *_of_last_state(run, last[i])])
+                of.total([*(part[:, columns] for part in parts), *of_last_state(run, last[i])])
                 for parts, last in ((grads_of_output, grad_h_n), (grads_of_cells, grad_c_n))
             ]
-            d_input, d_weights, d_bias, d_h, d_c = sequence_backward(
+            d_input, *d_others = sequence_backward(
                 of, run, *grads, output, cells, gates, input, self.parameters[i][0], self.h_0[i]
             )
-            if run.time == 0:
-                d_h, d_c = grad_h_n[i], grad_c_n[i]
-            d_parameters.insert(0, (d_weights, d_bias))
-            d_h_0.insert(0, d_h)
-            d_c_0.insert(0, d_c)
-            d_inputs.append(d_input)
+            if not run.batch_sizes:
+                d_others[2:] = grad_h_n[i], grad_c_n[i]
+            results.insert(0, (d_input, *d_others))
             if i % directions == 0:
                 # Only the last layer returns its cell states.
-                grads_of_output, d_inputs = d_inputs, []
-                grads_of_cells = [zeros(*output.value.shape[:2], directions * size)]
-        sizes = self.h_0.value.shape
-        return (
-            of.total(grads_of_output),
-            d_parameters,
-            placed(sizes, list(enumerate(d_h_0))),
-            placed(sizes, list(enumerate(d_c_0))),
-        )
+                grads_of_output = [result[0] for result in results[:directions]]
+                grads_of_cells = [zeros(output.value.shape[0], directions * size)]
+        _, d_weights, d_bias, d_h_0, d_c_0 = zip(*results, strict=True)
+        d_parameters = list(zip(d_weights, d_bias, strict=True))
+        return of.total(grads_of_output), d_parameters, stack(d_h_0), stack(d_c_0)
 
 
-def _last_places(run: Run) -> tuple[Tensor, Tensor]:
-    rows = torch.arange(len(run.lengths))
-    return (torch.zeros_like(rows) if run.reverse else run.lengths - 1), rows
-
-
-def _last_state(run: Run, states: Bounded, initial: Bounded) -> Bounded:
-    return initial if run.time == 0 else states[_last_places(run)]
-
-
-def _of_last_state(run: Run, grad: Bounded) -> list[Bounded]:
-    """The gradient of the last state, as one of all states."""
-    if run.time == 0:
+def of_last_state(run: Run, grad: Bounded) -> list[Bounded]:
+    """The gradient of the last state, as one of the states of all rows."""
+    if not run.batch_sizes:
         return []
-    batch, size = grad.value.shape
-    return [placed((run.time, batch, size), [(_last_places(run), grad)])]
+    last = run.last_rows(len(grad.value))
+    rows = zeros(sum(run.batch_sizes), grad.value.shape[1])
+    rows.value[last], rows.error[last] = grad.value, grad.error
+    return [Bounded(rows.value, rows.error)]
