@@ -284,7 +284,7 @@ def test_without_library(package_without_library, files, variables, words):
 
 
 def test_a_torch_without_a_library():
-    """An upgrade of torch does this. make wheel and make compat test their wheels with it, too."""
+    """An upgrade of torch does this. make compat tests its wheel with it, too."""
     package = Path(lltm_ops.__file__).parent
     code = "import torch; torch.__version__ = '3.1.0'; import lltm_ops"
     status, output = run(code, package.parent)

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 import pytest
 import shell_blocks
-from common import ROOT, needs_torchscript
+from common import ROOT, blocks, needs_torchscript
 
 # test_book.py has the code of these pages.
 BOOK = sorted((ROOT / "docs" / "book").glob("*.md"))
@@ -15,16 +15,13 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *BOOK]
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
-def blocks(page, language):
-    return re.findall(rf"^ *```{language}\n(.*?)^ *```$", page.read_text(), re.M | re.S)
-
-
-# By what stands in a block. make onnx installs the extra, and runs what needs it.
+# By what stands in a block. make test-all installs the extra.
 NEEDS = {
     "onnxruntime": pytest.mark.skipif(
         find_spec("onnxruntime") is None, reason="needs the extra onnx"
     ),
     "torch.jit": needs_torchscript,
+    "cpp_extension": pytest.mark.slow,
 }
 PYTHON_BLOCKS = [
     pytest.param(
