@@ -62,6 +62,7 @@ def test_python_block_runs(code, tmp_path):
 TRIED_ELSEWHERE = {
     "sudo apt-get install g++ make python3-dev python3-venv",
     "pip install --no-build-isolation .",
+    "pip install dist/lltm_ops-*-py3-none-*.whl",
     "cd ../my_ops",
     "python -m pip install --no-build-isolation -e .",
     "python -m pytest",
