@@ -405,6 +405,11 @@ def double(arguments: list[Any]) -> list[Any]:
     return [one(argument) for argument in arguments]
 
 
+def with_options(op: Callable[..., Any], inputs: list[Any]) -> Callable[..., Any]:
+    """op as a function of its first tensors, for what differentiates by all arguments."""
+    return lambda *tensors: op(*tensors, *inputs[len(tensors) :])
+
+
 def weighted_loss(outputs: Sequence[Tensor]) -> Tensor:
     def weighted(output: Tensor, start: float) -> Tensor:
         weight = torch.linspace(start, 1, output.numel(), dtype=torch.float64)
