@@ -233,7 +233,7 @@ $(VENV)/.built: $(VENV)/.torch $(VENV)/.options $(SOURCES)
 		$(VENV)/bin/python setup.py --quiet build_ext --inplace 9>&- | $(COMPILED) && \
 		$(INSTALL_EDITABLE) '.[demo,test]' && touch $@
 
-$(VENV)/.extras: pyproject.toml | $(VENV)/.built
+$(VENV)/.extras: $(VENV)/.torch pyproject.toml | $(VENV)/.built
 	@$(LOCKED) && $(INSTALL_EDITABLE) '.[demo,test,docs,onnx]' && touch $@
 
 $(VENV)/.lint: $(VENV)/.torch Makefile

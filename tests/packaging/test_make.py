@@ -181,6 +181,8 @@ def test_extras_are_installed_once_and_only_for_who_needs_them(project):
     all_tests = [TEST[0], TEST[1].removesuffix(" -m not slow")]
     assert make(project, "test-all") == (0, [HAS_TORCH, with_extras, *all_tests])
     assert make(project, "test-all") == (0, [HAS_TORCH, *all_tests])
+    (project / ".venv" / "bin" / "python").unlink()
+    assert make(project, "test-all") == (0, [*INSTALL, *BUILD, with_extras, *all_tests])
 
 
 def test_cleaning_leaves_the_lock_to_who_waits(project):

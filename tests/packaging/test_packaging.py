@@ -156,14 +156,6 @@ std::shared_ptr<int> share(std::shared_ptr<int> x) { return x; }
     assert versions and max(versions) <= (2, 28)
 
 
-def test_metadata_without_a_warning(tmp_path):
-    command = [sys.executable, "-W", "error", "setup.py", "--quiet", "egg_info"]
-    result = subprocess.run(
-        [*command, "--egg-base", tmp_path], cwd=ROOT, capture_output=True, text=True
-    )
-    assert result.returncode == 0, result.stderr
-
-
 @pytest.mark.slow
 def test_builds_just_in_time(sdist, tmp_path):
     """From the sdist, for debugging, in a process that must not take the installed library.

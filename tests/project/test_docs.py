@@ -124,18 +124,3 @@ def test_every_row_of_what_composes_names_a_test():
     rows = [line for line in table.splitlines() if line.startswith("| ")][1:]
     assert len(rows) > 10
     assert all(re.search(r"`tests/[\w/]+\.py::\w+` \|$", row) for row in rows)
-
-
-def test_the_folders_of_the_architecture_are_there():
-    page = (ROOT / "docs" / "architecture.md").read_text()
-    rows = re.findall(r"^\| (`[^|]+/`) \| (.+) \|$", page, re.M)
-    assert len(rows) > 8
-    for names, description in rows:
-        folders = [ROOT / name for name in re.findall(r"`([\w/]+)/`", names)]
-        folders = [
-            folder if folder.is_dir() else ROOT / "csrc" / folder.relative_to(ROOT)
-            for folder in folders
-        ]
-        assert all(folder.is_dir() for folder in folders), names
-        for name in re.findall(r"`(\w+\.(?:py|md))`", description):
-            assert any((folder / name).exists() for folder in folders), name
