@@ -21,7 +21,6 @@ NEEDS = {
         find_spec("onnxruntime") is None, reason="needs the extra onnx"
     ),
     "torch.jit": needs_torchscript,
-    "cpp_extension": pytest.mark.slow,
 }
 PYTHON_BLOCKS = [
     pytest.param(
