@@ -71,7 +71,7 @@ PYTEST = OMP_WAIT_POLICY=passive $(PYTHON) -m pytest $(BOUNDED) \
 
 help:
 	@echo 'Most readers need only what is under "Use" and "Learn".'
-	@sed -nE 's/^## /\n/p; s/^([a-z-]+):.*## /  \1\t/p' $(MAKEFILE_LIST) | expand -t 14
+	@sed -nE 's/^## /\n/p; s/^([a-z0-9-]+):.*## /  \1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
 ## Use
 
