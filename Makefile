@@ -22,11 +22,13 @@ KINDS := CPU $(if $(CUDA_HOME),CUDA)
 WHEEL_LDFLAGS := -s -O2 -fPIC tools/glibc_2_28.cpp
 # A chapter of the book.
 CHAPTER ?= 1
-ONNX := onnx onnxscript onnxruntime
-SPHINX := sphinx myst-parser furo
+# Programs of make bench.
+BENCH := cell sequence
 # Pinned, because a new version must not make a build fail.
 LINTERS := ruff==0.17.5 mypy==2.4.1 clang-format==23.1.5
 
+CPP = $$(git ls-files 'csrc/*' 'benchmarks/*.cpp' 'benchmarks/*.cu' \
+	'tests/*.cpp' 'tests/*.h' 'tests/*.cuh' 'examples/*.cpp' 'examples/*.cu' 'examples/*.h')
 SOURCES := $(shell find csrc -type f) setup.py pyproject.toml lltm_ops/_extension.py
 PIP_INSTALL := tools/pip_install $(VENV)/bin/python
 # Ninja prints each command of the compiler when it has ended. This keeps its number and its file.
@@ -46,9 +48,11 @@ export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 ifeq ($(origin PYTHON),command line)
 BUILT := in-place
+EXTRAS := in-place
 else
 PYTHON := $(VENV)/bin/python
 BUILT := $(VENV)/.built
+EXTRAS := $(VENV)/.extras
 endif
 
 INSTALLED = env -u PYTHONPATH $(abspath $(VENV))/bin/python
@@ -63,33 +67,54 @@ BOUNDED := --override-ini=faulthandler_timeout=1800 --override-ini=faulthandler_
 PYTEST = OMP_WAIT_POLICY=passive $(PYTHON) -m pytest $(BOUNDED) \
 	$(shell $(PYTHON) -c 'import xdist' 2> /dev/null && echo $(PARALLEL))
 
-.PHONY: help demo test test-all book docs linkcheck extra-docs fuzz mutants recurrence sanitize soak bench sweep lengths aarch64 onnx extra-onnx lint format cuda-check wheel wheels test-wheel remove-torch fresh compat gpu new clean in-place FORCE
+.PHONY: help demo test bench book new docs test-all lint format fuzz mutants sanitize soak cuda-check gpu aarch64 clean wheels compat fresh remove-torch test-wheel in-place FORCE
 
-help:  ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+help:
+	@echo 'Most readers need only what is under "Use" and "Learn".'
+	@sed -nE 's/^## /\n/p; s/^([a-z0-9-]+):.*## /  \1\t/p' $(MAKEFILE_LIST) | expand -t 14
+
+## Use
 
 demo: $(BUILT)  ## train the layer beside nn.LSTM and nn.GRU, and run it four ways; DEMO_ARGS=--help
 	$(PYTHON) examples/char_lm.py --output=runs/demo $(if $(filter --output%,$(DEMO_ARGS)),,--anew) $(DEMO_ARGS)
 
-test: $(BUILT)  ## build, and run the tests of the operators; TEST_ARGS for pytest
+test: $(BUILT)  ## run the tests of the operators; TEST_ARGS for pytest
 	$(PYTEST) -m 'not slow' $(TEST_ARGS)
 
-test-all: $(BUILT)  ## all tests: also of the book, the package of make new, other builds, benchmarks
-	$(PYTEST) $(TEST_ARGS)
+bench: $(BUILT)  ## time cell and layer, and PyTorch's own; BENCH=sweep or lengths for other shapes, BENCH_ARGS=--help
+	for program in $(BENCH); do $(PYTHON) benchmarks/$$program.py $(BENCH_ARGS) || exit; done
+
+## Learn
 
 book: $(BUILT)  ## a chapter of the book: its test fails, then passes; CHAPTER=1 to 10
 	$(PYTHON) examples/book/run.py $(CHAPTER)
 
-docs: extra-docs  ## the documentation as a site with search, in build/docs
+new:  ## start a package of your own operators; NAME=my_ops OUTPUT=../my_ops ABI=torch AUTHOR=
+	@$(BASE_PYTHON) examples/new_package.py $(if $(filter command,$(origin NAME)),--name="$$NAME") \
+		$(if $(filter command,$(origin OUTPUT)),--output="$$OUTPUT") \
+		$(if $(filter command,$(origin ABI)),--abi="$$ABI") \
+		$(if $(filter command,$(origin AUTHOR)),--author="$$AUTHOR")
+
+docs: $(EXTRAS)  ## the documentation as a site with search, in build/docs
 	rm -rf build/docs
 	$(PYTHON) -m sphinx --fail-on-warning --keep-going --nitpicky --quiet docs build/docs
 	@echo "The site is there: open build/docs/index.html"
 
-linkcheck: extra-docs  ## ask the network whether the site's links to other sites lead somewhere
-	$(PYTHON) -m sphinx --builder linkcheck docs build/linkcheck
+## Check a change
 
-extra-docs: $(BUILT)
-	$(PYTHON) -m pip install --quiet $(SPHINX)
+test-all: $(BUILT) $(EXTRAS)  ## all tests: also of the book, docs, ONNX, the package of make new, other builds, benchmarks
+	$(PYTEST) $(TEST_ARGS)
+
+lint: $(VENV)/.lint  ## ruff, mypy, clang-format
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/clang-format --dry-run --Werror $(CPP)
+
+format: $(VENV)/.lint  ## let ruff and clang-format rewrite the sources
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/clang-format -i $(CPP)
 
 fuzz: $(BUILT)  ## random calls on every path of the CPU against a float64 reference; FUZZ_ARGS=--help
 	$(PYTHON) -m tests.tools.fuzz $(FUZZ_ARGS)
@@ -97,56 +122,28 @@ fuzz: $(BUILT)  ## random calls on every path of the CPU against a float64 refer
 mutants: $(BUILT)  ## plant faults into a copy of the sources, and see that the fuzzer or a test finds each; MUTANTS_ARGS=--help
 	$(PYTHON) -m tests.tools.fuzz.mutants $(MUTANTS_ARGS)
 
-bench: $(BUILT)  ## time cell and layer beside PyTorch's own, and the machine's limits; BENCH_ARGS=--help
-	$(PYTHON) benchmarks/cell.py $(BENCH_ARGS)
-	$(PYTHON) benchmarks/sequence.py $(BENCH_ARGS)
-
-sweep: $(BUILT)  ## time the cell beside eager PyTorch over hundreds of shapes; SWEEP_ARGS=--help
-	$(PYTHON) benchmarks/sweep.py $(SWEEP_ARGS)
-
-lengths: $(BUILT)  ## time the layer by the length of sequences, padded and packed; LENGTHS_ARGS=--help
-	$(PYTHON) benchmarks/lengths.py $(LENGTHS_ARGS)
-
 sanitize: $(BUILT)  ## library and tests with AddressSanitizer, UBSan and ThreadSanitizer; SANITIZE_ARGS=--short
 	tests/tools/sanitize/run $(PYTHON) $(SANITIZE_ARGS)
 
-recurrence: $(BUILT)  ## the recurrence for GPUs in the emulator, at 1024 units on 128 blocks
-	$(PYTHON) -m pytest tests/cuda/test_cuda_recurrence.py --at-full-size
-
-aarch64: $(BUILT)  ## compile for 64-bit ARM, and run the tests of the operators in QEMU; AARCH64_ARGS for pytest
-	tests/tools/aarch64/run $(PYTHON) $(AARCH64_ARGS)
-
 soak: $(BUILT)  ## an hour of calls, threads, errors, forks and signals; SOAK_ARGS=--help
 	$(PYTHON) tests/tools/soak.py $(SOAK_ARGS)
-
-lint: $(VENV)/.lint  ## ruff, mypy, clang-format
-	$(VENV)/bin/ruff check .
-	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/mypy
-	$(VENV)/bin/clang-format --dry-run --Werror $$(git ls-files 'csrc/*' 'benchmarks/*.cpp' 'benchmarks/*.cu' 'tests/*.cpp' 'tests/*.h' 'tests/*.cuh' 'examples/*.cpp' 'examples/*.cu' 'examples/*.h')
-
-format: $(VENV)/.lint  ## let ruff and clang-format rewrite the sources
-	$(VENV)/bin/ruff check --fix .
-	$(VENV)/bin/ruff format .
-	$(VENV)/bin/clang-format -i $$(git ls-files 'csrc/*' 'benchmarks/*.cpp' 'benchmarks/*.cu' 'tests/*.cpp' 'tests/*.h' 'tests/*.cuh' 'examples/*.cpp' 'examples/*.cu' 'examples/*.h')
-
-onnx: extra-onnx  ## install the extra onnx, and run the tests that need it
-	$(PYTHON) -m pytest tests/modules/test_onnx.py tests/project/test_docs.py
-
-extra-onnx: $(BUILT)
-	$(PYTHON) -m pip install --quiet $(ONNX)
 
 # This needs no GPU. It sets CUDA_HOME, because a guess from an nvcc on PATH may be a wrapper's folder.
 cuda-check: export CUDA_HOME ?= /usr/local/cuda
 cuda-check:  ## build with CUDA against torch 2.11, check that the kernels are there, run the tests
 	FORCE_CUDA=1 $(MAKE) test VENV=.venv-cuda TORCH=torch==$(firstword $(TORCHES))
 
-wheel: $(VENV)/.torch  ## build sdist and wheel for the torch at hand into dist/, audit the wheel, test it as compat does
-	rm -f dist/*.tar.gz dist/*-abi3-*
-	$(VENV)/bin/python -m pip install --quiet build abi3audit
-	$(VENV)/bin/python -m build --no-isolation | $(COMPILED)
-	$(VENV)/bin/abi3audit --strict dist/*-abi3-*
-	$(MAKE) test-wheel VENV=.venv-wheel WHEEL="$$(echo dist/*-abi3-*)"
+gpu: export CUDA_HOME ?= /usr/local/cuda
+gpu:  ## on a machine with a GPU: build, tests, compute-sanitizer, times, with the torch of python3; GPU_ARGS=--help
+	python3 benchmarks/gpu.py $(GPU_ARGS)
+
+aarch64: $(BUILT)  ## compile for 64-bit ARM, and run the tests of the operators in QEMU; AARCH64_ARGS for pytest
+	tests/tools/aarch64/run $(PYTHON) $(AARCH64_ARGS)
+
+clean:  ## remove environments and everything that was built
+	@$(LOCKED) && rm -rf .venv .venv-cuda .venv-wheel build/* dist lltm_ops.egg-info lltm_ops/*.so .*_cache .hypothesis
+
+## Release
 
 # The disk has to hold only one torch at a time, and pip's cache none.
 wheels compat: export PIP_NO_CACHE_DIR := 1
@@ -169,6 +166,9 @@ compat:  ## test the wheel of make wheels with each torch, in an environment of 
 			WHEEL="$$(echo dist/*-py3-none-*)" || exit; \
 	done
 
+fresh:  ## act as a new user on new systems of Debian, by debootstrap, as root; FRESH_ARGS=--help
+	$(BASE_PYTHON) tests/tools/fresh.py $(FRESH_ARGS)
+
 # It keeps an environment of another torch, which an interrupted run has left for its next start.
 remove-torch:
 	@[ "$$(cat .venv-wheel/.torch 2> /dev/null)" != "$$TORCH" ] || rm -rf .venv-wheel
@@ -182,22 +182,6 @@ test-wheel: $(VENV)/.torch
 	cd tests && for run in 1 2 3; do $(INSTALLED) -W ignore -c '$(TIME_IMPORT)' || exit; done
 	$(INSTALLED) -m pip install --quiet "$(WHEEL)[test]"
 	cd tests && OMP_WAIT_POLICY=passive $(INSTALLED) -m pytest -c ../pyproject.toml $(PARALLEL) $(WHEEL_TESTS)
-
-fresh:  ## act as a new user on new systems of Debian, by debootstrap, as root; FRESH_ARGS=--help
-	$(BASE_PYTHON) tests/tools/fresh.py $(FRESH_ARGS)
-
-gpu: export CUDA_HOME ?= /usr/local/cuda
-gpu:  ## on a machine with a GPU: build, tests, compute-sanitizer, times, with the torch of python3; GPU_ARGS=--help
-	python3 benchmarks/gpu.py $(GPU_ARGS)
-
-new:  ## start a package of your own operators; NAME=my_ops OUTPUT=../my_ops ABI=torch AUTHOR=
-	@$(BASE_PYTHON) examples/new_package.py $(if $(filter command,$(origin NAME)),--name="$$NAME") \
-		$(if $(filter command,$(origin OUTPUT)),--output="$$OUTPUT") \
-		$(if $(filter command,$(origin ABI)),--abi="$$ABI") \
-		$(if $(filter command,$(origin AUTHOR)),--author="$$AUTHOR")
-
-clean:  ## remove environments and everything that was built
-	@$(LOCKED) && rm -rf .venv .venv-cuda .venv-wheel build/* dist lltm_ops.egg-info lltm_ops/*.so .*_cache .hypothesis
 
 in-place:
 	@$(LOCKED) && $(PYTHON) tools/check_machine.py 9>&- && \
@@ -241,12 +225,16 @@ $(VENV)/.options: FORCE
 	@mkdir -p $(VENV)
 	@[ "$$(cat $@ 2>/dev/null)" = "$(OPTIONS)" ] || echo "$(OPTIONS)" > $@
 
+INSTALL_EDITABLE = PYTHONWARNINGS='ignore:Editable installation' \
+	$(PIP_INSTALL) --quiet --no-build-isolation --editable
+
 $(VENV)/.built: $(VENV)/.torch $(VENV)/.options $(SOURCES)
 	@$(LOCKED) && $(VENV)/bin/python tools/check_machine.py 9>&- && \
 		$(VENV)/bin/python setup.py --quiet build_ext --inplace 9>&- | $(COMPILED) && \
-		PYTHONWARNINGS='ignore:Editable installation' \
-			$(PIP_INSTALL) --quiet --no-build-isolation --editable '.[demo,test]' && \
-		touch $@
+		$(INSTALL_EDITABLE) '.[demo,test]' && touch $@
+
+$(VENV)/.extras: $(VENV)/.torch pyproject.toml | $(VENV)/.built
+	@$(LOCKED) && $(INSTALL_EDITABLE) '.[demo,test,docs,onnx]' && touch $@
 
 $(VENV)/.lint: $(VENV)/.torch Makefile
 	@$(LOCKED) && $(VENV)/bin/python -m pip install --quiet $(LINTERS) && touch $@

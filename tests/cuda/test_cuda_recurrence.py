@@ -119,7 +119,7 @@ def test_numbers_match_double(programs):
     run([programs["numbers"], "--seed=1000", "--cases=12", "--units=320"])
 
 
-@pytest.mark.skipif("not config.getoption('--at-full-size')", reason="see make recurrence")
+@pytest.mark.skipif("not config.getoption('--at-full-size')", reason="asked for by --at-full-size")
 def test_numbers_match_double_at_full_size(programs):
     run([programs["numbers"], "--cases=10", "--units=1024", "--least-units=1024", "--blocks=128"])
 

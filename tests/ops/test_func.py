@@ -15,6 +15,7 @@ from common import (
     sample_inputs,
     sequence_inputs,
     sequence_reference,
+    with_options,
 )
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
@@ -57,11 +58,6 @@ TRANSFORMS = pytest.mark.parametrize(
         "grad of grad", "vjp", "jvp", "jvp of grad", "vmap of grad",
     ],
 )  # fmt: skip
-
-
-def with_options(op, inputs):
-    """A sequence operator as a function of its five tensors alone."""
-    return lambda *tensors: op(*tensors, *inputs[len(tensors) :])
 
 
 @each_device

@@ -22,6 +22,7 @@ from common import (
     each_operator,
     gradients,
     sample_inputs,
+    with_options,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
@@ -50,11 +51,6 @@ def test_every_gradient_of_nothing_is_zero(device, dtype, by_formulas, operator,
                 assert torch.equal(ours, torch.zeros(exact.shape, dtype=dtype, device=device))
             else:
                 assert_matches_float64(ours, exact)
-
-
-def with_options(op, inputs):
-    """op as a function of its first tensors, for what differentiates by all arguments."""
-    return lambda *tensors: op(*tensors, *inputs[len(tensors) :])
 
 
 @each_device

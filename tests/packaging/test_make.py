@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections import namedtuple
+from types import SimpleNamespace
 
 import pytest
 from common import OF_MAKE, ROOT, program
@@ -49,16 +49,6 @@ def make(project, *arguments):
     return status, calls.read_text().replace("--quiet ", "").splitlines()
 
 
-GROUP = """
-import os
-import pytest
-
-@pytest.mark.xdist_group("one")
-@pytest.mark.parametrize("number", range(8))
-def test(number):
-    with open(f"worker_of_{number}", "w") as file:
-        file.write(os.environ["PYTEST_XDIST_WORKER"])
-"""
 HAS_TORCH = '-c from importlib.util import find_spec; exit(find_spec("torch") is None)'
 INSTALL = [
     "tools/check_machine.py .venv torch==2.13.0",
@@ -151,31 +141,6 @@ def test_wheels_go_on_where_they_were_cut_with_one_torch_at_a_time(project):
     assert fetched_or_built() == (0, [pack])
 
 
-def test_the_wheel_for_one_torch_replaces_its_own_kind_alone(project):
-    for folder in ("dist", "tests"):
-        (project / folder).mkdir()
-    for_all, before = (
-        project / "dist" / f"a-{tags}.whl" for tags in ("py3-none-x", "cp310-abi3-x")
-    )
-    for_all.touch()
-    before.touch()
-    status, calls = make(project, "wheel")
-    assert status == 0 and "-m build --no-isolation" in calls
-    assert for_all.exists() and not before.exists()
-
-
-def test_a_silent_command_is_said_to_go_on():
-    command = "echo first; printf part; sleep 11; echo done; printf last"
-    said = subprocess.run(
-        f"({command}) | {ROOT}/tools/when_silent compiling",
-        shell=True,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    assert re.fullmatch(r"first\npart\ncompiling: 1\d s\ndone\nlast", said)
-
-
 def test_of_two_makes_one_waits(project):
     (project / "build").mkdir()
     with open(project / "build" / ".lock", "w") as lock:
@@ -203,42 +168,27 @@ def test_an_environment_whose_python_is_gone_is_made_anew(project):
     assert make(project, "test") == (0, [*INSTALL, *BUILD, *TEST])
 
 
-def test_a_venv_in_the_environment_means_something_else(project, monkeypatch):
-    monkeypatch.setenv("VENV", "of another project")
+@pytest.mark.parametrize("variable", ["VENV", "PYTHON"])
+def test_the_environment_chooses_no_other_one(project, monkeypatch, variable):
+    """There, these variables mean something else."""
+    monkeypatch.setenv(variable, "of another project")
     assert make(project, "test") == (0, [*INSTALL, *BUILD, *TEST])
+
+
+def test_extras_are_installed_once_and_only_for_who_needs_them(project):
+    make(project, "test")
+    with_extras = "-m pip install --no-build-isolation --editable .[demo,test,docs,onnx]"
+    all_tests = [TEST[0], TEST[1].removesuffix(" -m not slow")]
+    assert make(project, "test-all") == (0, [HAS_TORCH, with_extras, *all_tests])
+    assert make(project, "test-all") == (0, [HAS_TORCH, *all_tests])
+    (project / ".venv" / "bin" / "python").unlink()
+    assert make(project, "test-all") == (0, [*INSTALL, *BUILD, with_extras, *all_tests])
 
 
 def test_cleaning_leaves_the_lock_to_who_waits(project):
     make(project, "test")
     make(project, "clean")
     assert (project / "build" / ".lock").exists() and not (project / ".venv").exists()
-
-
-def test_without_python_one_sentence_says_so(project):
-    result = subprocess.run(
-        ["make", "test", "BASE_PYTHON=python9"], cwd=project, capture_output=True, text=True
-    )
-    assert result.returncode == 2
-    assert result.stdout == "Python is missing (python9 was not found): install python3\n"
-
-
-def test_tests_of_one_group_run_in_one_process(tmp_path):
-    """The book's do so because they build in one folder."""
-    pytest.importorskip("xdist")
-    (tmp_path / "test_group.py").write_text(GROUP)
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q"]
-    subprocess.run([*command, "-n2", "--dist=loadgroup"], cwd=tmp_path, check=True)
-    assert len({file.read_text() for file in tmp_path.glob("worker_of_*")}) == 1
-
-
-def test_pytest_names_what_runs_for_long(tmp_path):
-    pytest.importorskip("xdist")
-    for name in ("conftest.py", "support/poison.py"):
-        shutil.copy(ROOT / "tests" / name, tmp_path)
-    (tmp_path / "test_long.py").write_text("import time\ndef test(): time.sleep(11)\n")
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n1", "--rootdir=."]
-    said = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
-    assert re.search(r"^test_long.py::test has run for \d+ s$", said, re.MULTILINE)
 
 
 def lacking(folder=ROOT, environment=".venv", **variables):
@@ -252,123 +202,76 @@ def lacking(folder=ROOT, environment=".venv", **variables):
     return [line for line in lines if " GB of disk are needed " not in line]
 
 
-def test_this_machine_lacks_nothing():
-    assert lacking() == []
-
-
-def test_a_build_beside_an_environment_asks_for_a_compiler_only():
-    command = [sys.executable, CHECK]
-    options = {"env": os.environ | {"CXX": "gone"}, "capture_output": True, "text": True}
-    result = subprocess.run(command, **options)
-    assert result.stderr == "A C++ compiler is missing (gone was not found): install g++\n"
-
-
-@pytest.fixture
-def check_machine():
-    return program(CHECK)
-
-
-VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
-
-
-def test_no_venv(check_machine, monkeypatch):
-    """Debian's python3 has venv, but not what it needs."""
-    found = check_machine.find_spec
-    monkeypatch.setattr(
-        check_machine, "find_spec", lambda name: None if name == "ensurepip" else found(name)
-    )
-    assert list(check_machine.python()) == [f"Python's venv is missing: install {VERSION}-venv"]
-
-
-def test_no_headers(check_machine, monkeypatch, tmp_path):
-    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
-    (sentence,) = check_machine.python()
-    assert sentence == f"Python.h, which torch.compile needs, is missing: install {VERSION}-dev"
-
-
-def test_an_old_python(check_machine, monkeypatch):
-    monkeypatch.setattr(sys, "version_info", (3, 9, 2))
-    sentence, *_ = check_machine.python()
-    assert sentence.startswith(f"Python 3.10 or later is needed, but {sys.executable} is ")
-
-
-@pytest.mark.parametrize(
-    ("torch", "cached", "needed"),
-    [
-        ("torch==2.13.0", True, 12),
-        ("torch==2.13.0", False, 9),
-        ("torch==2.13.0+cpu", True, 3),
-        ("torch==2.13.0+cpu", False, 2.5),
-    ],
-)
-def test_a_full_disk(check_machine, monkeypatch, tmp_path, torch, cached, needed):
-    """One disk holds the environment, what pip downloads, and its cache."""
-    monkeypatch.setattr(check_machine.tempfile, "gettempdir", lambda: str(tmp_path))
-    monkeypatch.setenv("PIP_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("PIP_NO_CACHE_DIR", "" if cached else "1")
-    Usage = namedtuple("Usage", "free")
-    for free, enough in ((needed, True), (needed - 0.4, False)):
-        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: Usage(free * 10**9))
-        said = list(check_machine.disk(tmp_path / "not" / "yet" / ".venv", torch))
-        expected = (
-            f"{needed} GB of disk are needed at {tmp_path}, but {free:.2g} are free: make room"
-        )
-        assert said == [] if enough else said[0].startswith(expected)
-
-
-def test_what_an_earlier_run_left_needs_no_room(check_machine, monkeypatch, tmp_path):
-    Usage = namedtuple("Usage", "free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(9 * 10**9))
-    monkeypatch.setattr(check_machine.tempfile, "gettempdir", lambda: str(tmp_path))
-    monkeypatch.setenv("PIP_CACHE_DIR", str(tmp_path / "cache"))
-    environment = tmp_path / ".venv"
-    assert len(list(check_machine.disk(environment, "torch==2.13.0"))) == 1
-    environment.mkdir()
-    with open(environment / "library.so", "wb") as sparse:
-        sparse.truncate(4 * 10**9)
-    assert list(check_machine.disk(environment, "torch==2.13.0")) == []
-
-
 @pytest.mark.parametrize(
     ("compiler", "words"),
     [
-        (
-            "no-such-compiler",
-            "A C++ compiler is missing (no-such-compiler was not found): install g++",
-        ),
-        ("ccache g++", "CXX is 'ccache g++', which torch.compile takes for the name of one"),
+        ("gone", ["A C++ compiler is missing (gone was not found): install g++"]),
+        ("ccache g++", ["CXX is 'ccache g++', which torch.compile takes for the name of one"]),
+        ("false", ["The compiler false does not compile C++20 (it said nothing): install g++ 11"]),
+        ("c++", []),
     ],
 )
-def test_no_compiler(compiler, words):
-    (sentence,) = lacking(CXX=compiler)
-    assert sentence.startswith(words)
+def test_what_is_lacking_of_a_compiler(compiler, words):
+    said = lacking(CXX=compiler)
+    assert len(said) == len(words)
+    assert all(map(str.startswith, said, words))
 
 
 def test_no_openssl(tmp_path):
-    (tmp_path / "c++").write_text("#!/bin/sh\n")
-    (tmp_path / "c++").chmod(0o755)
+    (tmp_path / "c++").symlink_to(shutil.which("true"))
     sentences = lacking(PATH=str(tmp_path), CXX="c++")
     assert sentences == ["openssl, which torch.compile calls, is missing: install openssl"]
 
 
-def test_an_old_compiler(tmp_path):
-    (tmp_path / "c++").write_text("#!/bin/sh\necho unknown option -std=c++20\nexit 1\n")
-    (tmp_path / "c++").chmod(0o755)
-    (sentence,) = lacking(PATH=f"{tmp_path}:{os.environ['PATH']}", CXX="c++")
-    assert sentence == (
-        "The compiler c++ is no g++ for C++20 (unknown option -std=c++20): install g++ 11 or later"
-    )
-
-
 @pytest.mark.parametrize("character", " &'$;")
 def test_a_path_that_torch_does_not_quote(tmp_path, character):
+    """A build or torch.compile would fail there, or a shell would run a part of it."""
     folder = tmp_path / f"a{character}b"
     folder.mkdir()
-    expected = f"has {character!r} in it ({folder}"
-    for sentences in (
-        lacking(folder=folder, environment=tmp_path / ".venv"),
-        lacking(environment=folder / ".venv"),
-        lacking(TMPDIR=str(folder)),
-    ):
-        (sentence,) = sentences
-        assert expected in sentence
+    (sentence,) = lacking(folder=folder, environment=tmp_path / ".venv")
+    assert f"has {character!r} in it ({folder}" in sentence
+
+
+def test_what_is_lacking_of_python(monkeypatch, tmp_path):
+    """Debian's python3 has venv, but not what it needs."""
+    check_machine = program(CHECK)
+    found = check_machine.find_spec
+    monkeypatch.setattr(
+        check_machine, "find_spec", lambda name: None if name == "ensurepip" else found(name)
+    )
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    monkeypatch.setattr(sys, "version_info", (3, 9, 2))
+    old, no_venv, no_headers = check_machine.python()
+    assert old.startswith(f"Python 3.10 or later is needed, but {sys.executable} is ")
+    assert re.search(r"venv is missing: install python3\.\d+-venv$", no_venv)
+    assert re.search(r"is missing: install python3\.\d+-dev$", no_headers)
+
+
+@pytest.mark.parametrize(
+    ("torch", "cached", "left", "needed"),
+    [
+        ("torch==2.13.0", True, 0, 12),
+        ("torch==2.13.0", False, 0, 9),
+        ("torch==2.13.0", False, 4, 5),
+        ("torch==2.13.0+cpu", True, 0, 3),
+    ],
+)
+def test_a_full_disk(monkeypatch, tmp_path, torch, cached, left, needed):
+    """One disk holds the environment, of which an interrupted run may have left a part, what pip
+    downloads, and its cache."""
+    check_machine = program(CHECK)
+    monkeypatch.setattr(check_machine.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setenv("PIP_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_NO_CACHE_DIR", "" if cached else "1")
+    if left:
+        (tmp_path / ".venv").mkdir()
+        with open(tmp_path / ".venv" / "library.so", "wb") as sparse:
+            sparse.truncate(left * 10**9)
+    for free in (needed, needed - 0.4):
+        monkeypatch.setattr(
+            shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=free * 10**9)
+        )
+        said = [
+            sentence.split(" at ")[0] for sentence in check_machine.disk(tmp_path / ".venv", torch)
+        ]
+        assert said == ([] if free == needed else [f"{needed} GB of disk are needed"])

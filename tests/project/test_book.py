@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from common import ROOT, program
+from common import ROOT, blocks, program
 
 book = program(ROOT / "examples" / "book" / "run.py")
 
@@ -17,10 +17,6 @@ each_chapter = pytest.mark.parametrize(
 def compiles(test):
     """Slow, and one after the other: chapters share what was compiled."""
     return pytest.mark.slow(pytest.mark.xdist_group("book")(test))
-
-
-def blocks(page, language):
-    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.M | re.S)
 
 
 @compiles

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 import pytest
 import shell_blocks
-from common import ROOT, needs_torchscript
+from common import ROOT, blocks, needs_torchscript
 
 import lltm_ops
 
@@ -17,11 +17,7 @@ PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), *BOO
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
-def blocks(page, language):
-    return re.findall(rf"^ *```{language}\n(.*?)^ *```$", page.read_text(), re.M | re.S)
-
-
-# By what stands in a block. make onnx installs the extra, and runs what needs it.
+# By what stands in a block. make test-all installs the extra.
 NEEDS = {
     "onnxruntime": pytest.mark.skipif(
         find_spec("onnxruntime") is None, reason="needs the extra onnx"
@@ -68,6 +64,7 @@ TRIED_ELSEWHERE = {
     ".venv/bin/torchrun --standalone --nproc-per-node 2 examples/train_distributed.py --fsdp",
     "sudo apt-get install g++ make python3-dev python3-venv",
     "pip install --no-build-isolation .",
+    "pip install dist/lltm_ops-*-py3-none-*.whl",
     "cd ../my_ops",
     "python -m pip install --no-build-isolation -e .",
     "python -m pytest",
@@ -134,18 +131,3 @@ def test_every_row_of_what_composes_names_a_test():
     rows = [line for line in table.splitlines() if line.startswith("| ")][1:]
     assert len(rows) > 10
     assert all(re.search(r"`tests/[\w/]+\.py::\w+` \|$", row) for row in rows)
-
-
-def test_the_folders_of_the_architecture_are_there():
-    page = (ROOT / "docs" / "architecture.md").read_text()
-    rows = re.findall(r"^\| (`[^|]+/`) \| (.+) \|$", page, re.M)
-    assert len(rows) > 8
-    for names, description in rows:
-        folders = [ROOT / name for name in re.findall(r"`([\w/]+)/`", names)]
-        folders = [
-            folder if folder.is_dir() else ROOT / "csrc" / folder.relative_to(ROOT)
-            for folder in folders
-        ]
-        assert all(folder.is_dir() for folder in folders), names
-        for name in re.findall(r"`(\w+\.(?:py|md))`", description):
-            assert any((folder / name).exists() for folder in folders), name

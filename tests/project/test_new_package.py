@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from common import CXX, HAS_TORCHSCRIPT, OF_MAKE, ROOT, program
+from common import CXX, HAS_TORCHSCRIPT, OF_MAKE, ROOT, blocks, program
 from torch.utils.cpp_extension import CUDA_HOME
 
 NAME = "gated_layers"
@@ -123,11 +123,6 @@ def python(code, folder, *paths, executable=sys.executable):
     return result.returncode, result.stderr if result.returncode else result.stdout
 
 
-def shell_blocks(page):
-    blocks = re.findall("```sh\n(.*?)```", page.read_text(), re.DOTALL)
-    return [block.splitlines() for block in blocks]
-
-
 @compiles
 def test_the_printed_commands_build_it_and_its_tests_pass(built):
     output, commands, printed = built
@@ -137,9 +132,10 @@ def test_the_printed_commands_build_it_and_its_tests_pass(built):
         "python -m pytest",
     ]
     assert re.search(r"\d+ passed", printed) and "failed" not in printed
-    assert shell_blocks(output / "README.md") == [commands[1:]]
+    assert blocks(output / "README.md", "sh") == ["\n".join(commands[1:]) + "\n"]
     begin = ["make new NAME=my_ops OUTPUT=../my_ops", "cd ../my_ops", *commands[1:]]
-    assert shell_blocks(ROOT / "docs" / "start_your_own.md") == [begin, [SECOND_BUILD]]
+    shown = [block.splitlines() for block in blocks(ROOT / "docs" / "start_your_own.md", "sh")]
+    assert shown == [begin, [SECOND_BUILD]]
 
 
 USE = f"""
@@ -153,19 +149,15 @@ print({NAME}.__file__)
 """
 
 
-@pytest.fixture
-def use(abi):
-    return USE.replace("torch.jit.script, ", "") if abi == "stable" else USE
+@compiles
+def test_is_imported_in_another_folder(built, shell, tmp_path):
+    imported = shell(f"python -W ignore -c 'import {NAME}; print({NAME}.__file__)'", tmp_path)
+    assert imported == f"{built[0] / NAME}/__init__.py\n"
 
 
 @compiles
-def test_compiles_and_scripts_in_another_folder(built, use, shell, tmp_path):
-    (tmp_path / "use.py").write_text(use)
-    assert shell("python -W ignore use.py", tmp_path) == f"{built[0] / NAME}/__init__.py\n"
-
-
-@compiles
-def test_wheel_works_where_nothing_else_is(abi, wheel, use, tmp_path):
+def test_wheel_works_where_nothing_else_is(abi, wheel, tmp_path):
+    use = USE.replace("torch.jit.script, ", "") if abi == "stable" else USE
     build, requirement, modules = {
         "stable": ("", "torch>=2.11", ["_autograd.py"]),
         "torch": (f"-{MINOR}", f"torch=={MINOR}.*", []),
@@ -243,48 +235,18 @@ def test_author_is_that_of_git_or_asked_for(
     assert new_package.author() == expected
 
 
-@pytest.fixture
-def without_library(new_package, abi, tmp_path):
+def test_what_it_says_of_a_library_that_is_missing_or_does_not_load(new_package, abi, tmp_path):
     new_package.create(NAME, tmp_path / "new", abi)
-    return tmp_path / "new"
-
-
-def test_error_without_library(without_library):
-    status, printed = python(f"import {NAME}", without_library, without_library)
+    status, printed = python(f"import {NAME}", tmp_path, tmp_path / "new")
     assert status == 1
-    assert re.search(
-        rf"ImportError: {NAME}: expected a library (_C|for torch \S+) in \S+, but got none: build "
-        r"it with `pip install --no-build-isolation \.`",
-        printed,
-    ), printed
-
-
-@pytest.mark.parametrize("abi", ["torch"])
-def test_error_with_a_library_for_another_torch(without_library):
-    (without_library / NAME / "_C_torch2_9.abi3.so").touch()
-    status, printed = python(f"import {NAME}", without_library, without_library)
-    assert status == 1
-    assert ", but got _C_torch2_9.abi3.so: build it with `pip install" in printed
-
-
-def test_error_with_a_library_that_does_not_load(abi, without_library):
-    broken = without_library / NAME / f"{LIBRARIES[abi][0]}.abi3.so"
+    assert re.search(r"ImportError: .* but got none: build it with `pip install", printed), printed
+    broken = tmp_path / "new" / NAME / f"{LIBRARIES[abi][0]}.abi3.so"
     source = "int gone_from_torch(void); int call(void) { return gone_from_torch(); }"
     command = [CXX, "-shared", "-fPIC", "-x", "c", "-", "-o", str(broken)]
     subprocess.run(command, input=source, text=True, check=True)
-    status, printed = python(f"import {NAME}", without_library, without_library)
+    status, printed = python(f"import {NAME}", tmp_path, tmp_path / "new")
     assert status == 1
     assert re.search(r"does not load with torch \S+ \(.*undefined symbol: gone_from_t", printed)
-
-
-def test_setup_without_torch_says_so(without_library):
-    code = (
-        "import sys, runpy; sys.modules['torch'] = None; sys.argv = ['setup.py', '--version']; "
-        "runpy.run_path('setup.py', run_name='__main__')"
-    )
-    status, printed = python(code, without_library)
-    assert status == 1
-    assert printed.startswith(f"{NAME} is compiled ") and "Trace" not in printed
 
 
 @each_abi
@@ -304,13 +266,12 @@ def test_only_the_new_name_is_in_it(new_package, abi, name, tmp_path):
 
 @pytest.mark.skipif(importlib.util.find_spec("ruff") is None, reason="no ruff")
 @each_abi
-@pytest.mark.parametrize("name", ["ops", NAME, "Transformer2_ops"])
-@pytest.mark.parametrize("command", [["check"], ["format", "--check"]], ids=" ".join)
-def test_ruff(new_package, abi, name, command, tmp_path):
-    new_package.create(name, tmp_path / "new", abi)
-    ruff = [sys.executable, "-m", "ruff", *command, "--no-cache", "."]
-    result = subprocess.run(ruff, cwd=tmp_path / "new", capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout
+def test_ruff(new_package, abi, tmp_path):
+    """Another name makes lines longer, and sorts imports in another way."""
+    new_package.create("Transformer2_ops", tmp_path / "new", abi)
+    for command in (["check"], ["format", "--check"]):
+        ruff = [sys.executable, "-m", "ruff", *command, "--no-cache", "."]
+        subprocess.run(ruff, cwd=tmp_path / "new", check=True)
 
 
 @each_abi
@@ -339,14 +300,6 @@ def test_what_builds_and_tests_leave_is_not_copied(new_package, abi, tmp_path):
     assert {str(file) for file in expected} >= files
 
 
-def test_a_file_is_of_one_abi_or_of_both(new_package):
-    """A second copy of a file would be mended once."""
-    stable, torch_ = (new_package.template_files(abi) for abi in LIBRARIES)
-    differ = {str(file) for file in stable if stable[file] != torch_.get(file, stable[file])}
-    assert all(stable[Path(file)].read_text() != torch_[Path(file)].read_text() for file in differ)
-    assert "csrc/kernel.h" in differ and "pyproject.toml" not in differ
-
-
 def refusal(new_package, capsys, *arguments):
     """The one sentence that it ends with."""
     with pytest.raises(SystemExit) as exit:
@@ -363,25 +316,14 @@ def refusal(new_package, capsys, *arguments):
         ("", "error: NAME is missing: make new NAME=my_ops OUTPUT=../my_ops"),
         ("2fast", "letters, digits and single underscores between them, and a letter first"),
         ("my-ops", "expected letters, digits"),
-        ("my ops", "expected letters, digits"),
-        ("größer", "expected letters, digits"),
-        ("_ops", "expected letters, digits"),
-        ("ops_", "expected letters, digits"),
-        ("my__ops", "expected letters, digits"),
         ("../ops", "expected letters, digits"),
         ("lambda", "it is a keyword of Python"),
         ("union", "it is a keyword of C++"),
-        ("aten", "torch or this project uses it"),
-        ("torch", "torch or this project uses it"),
         ("lltm_ops", "torch or this project uses it"),
-        ("csrc", "a folder of the package has it"),
         ("Tests", "a folder of the package has it"),
         ("random", "Python has a module of that name"),
-        ("pytest", "Python has a module of that name"),
         ("gamma", "C has a function of that name"),
         ("int64_t", "C and torch keep such names for types and macros"),
-        ("M_PI", "C and torch keep such names for types and macros"),
-        ("TORCH_CHECK", "C and torch keep such names for types and macros"),
         ("Py_None", "C and torch keep such names for types and macros"),
     ],
 )
@@ -416,8 +358,6 @@ for name in torch._C._dispatch_get_all_op_names():
     ("output", "reason"),
     [
         ("full", "expected a new or an empty folder"),
-        ("file", "File exists"),
-        ("file/new", "Not a directory"),
         ("missing/new", "No such file or directory"),
         ("a:b", "ninja builds in no path with $, : or the end of a line"),
     ],
@@ -425,23 +365,13 @@ for name in torch._C._dispatch_get_all_op_names():
 def test_outputs_that_are_refused(new_package, output, reason, tmp_path, capsys):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes.txt").write_text("kept")
-    (tmp_path / "file").write_text("kept")
     before = sorted(tmp_path.rglob("*"))
     sentence = refusal(new_package, capsys, f"--name={NAME}", f"--output={tmp_path / output}")
     assert sentence == f"error: OUTPUT={tmp_path / output} cannot be written: {reason}\n"
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_an_unknown_abi_is_refused(new_package, tmp_path, capsys):
-    sentence = refusal(new_package, capsys, f"--name={NAME}", f"--output={tmp_path}", "--abi=C")
-    assert sentence == "error: ABI=C is unknown: expected stable or torch\n"
-
-
-@pytest.mark.parametrize("existed", [False, True])
-def test_a_full_disk_leaves_nothing(new_package, existed, tmp_path, monkeypatch, capsys):
-    output = tmp_path / "new"
-    if existed:
-        output.mkdir()
+def test_a_full_disk_leaves_nothing(new_package, tmp_path, monkeypatch, capsys):
     write, written = Path.write_text, []
 
     def fail_at_the_third(path, *arguments):
@@ -451,9 +381,10 @@ def test_a_full_disk_leaves_nothing(new_package, existed, tmp_path, monkeypatch,
         return write(path, *arguments)
 
     monkeypatch.setattr(Path, "write_text", fail_at_the_third)
-    sentence = refusal(new_package, capsys, f"--name={NAME}", f"--output={output}")
+    (tmp_path / "empty").mkdir()
+    sentence = refusal(new_package, capsys, f"--name={NAME}", f"--output={tmp_path / 'empty'}")
     assert sentence.endswith("cannot be written: No space left on device\n")
-    assert list(tmp_path.rglob("*")) == ([output] if existed else [])
+    assert list(tmp_path.rglob("*")) == [tmp_path / "empty"]
 
 
 def test_make_new_without_a_name_says_so():
@@ -461,20 +392,3 @@ def test_make_new_without_a_name_says_so():
     result = make_new(NAME="host")
     assert result.returncode != 0
     assert result.stderr.startswith("error: NAME is missing: make new NAME=my_ops OUTPUT=../my_ops")
-
-
-def test_without_an_author_it_says_where_to_write_one(new_package, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(new_package, "author", lambda: None)
-    sentence = "No author was found: replace Your Name in pyproject.toml.\n"
-    new_package.main([f"--name={NAME}", f"--output={tmp_path / 'unsigned'}"])
-    assert capsys.readouterr().out.endswith(sentence)
-    new_package.main([f"--name={NAME}", f"--output={tmp_path / 'signed'}", f"--author={AUTHOR}"])
-    assert sentence not in capsys.readouterr().out
-
-
-def test_output_is_beside_the_checkout_unless_given(new_package, tmp_path, monkeypatch, capsys):
-    (tmp_path / "checkout").mkdir()
-    monkeypatch.chdir(tmp_path / "checkout")
-    new_package.main([f"--name={NAME}"])
-    assert f"  cd ../{NAME}\n" in capsys.readouterr().out
-    assert (tmp_path / NAME / NAME / "__init__.py").exists()

@@ -7,6 +7,7 @@ import importlib.util
 import itertools
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -79,6 +80,12 @@ TOLERANCES = {
     torch.bfloat16: {"rtol": 3e-2, "atol": 3e-2},
     torch.float16: {"rtol": 5e-3, "atol": 5e-3},
 }
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The code of a page of the docs, also of an indented list."""
+    found = re.findall(rf"^( *)```{language}\n(.*?)^ *```$", page.read_text(), re.M | re.S)
+    return [re.sub(f"^{indent}", "", block, flags=re.M) for indent, block in found]
 
 
 def program(path: Path) -> Any:
@@ -396,6 +403,11 @@ def double(arguments: list[Any]) -> list[Any]:
         return copy.requires_grad_(argument.requires_grad)
 
     return [one(argument) for argument in arguments]
+
+
+def with_options(op: Callable[..., Any], inputs: list[Any]) -> Callable[..., Any]:
+    """op as a function of its first tensors, for what differentiates by all arguments."""
+    return lambda *tensors: op(*tensors, *inputs[len(tensors) :])
 
 
 def weighted_loss(outputs: Sequence[Tensor]) -> Tensor:
