@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import nn
 from torch.fx import Proxy
 
 _module_call = nn.Module.__call__
+
+
+class _Call:
+    """Chooses what a call runs, as a descriptor: no frame stands around nn.Module's own.
+
+    torch.compile begins behind that one, so a frame here would be compiled with the hooks of the
+    module, and all modules would share its limit of recompilations.
+    """
+
+    def __get__(self, module: nn.Module | None, owner: type) -> Callable[..., Any]:
+        if module is None:
+            return nn.Module.__call__
+        # A tracer of torch.fx replaces the __call__ of all modules while it traces.
+        if nn.Module.__call__ is not _module_call:
+            return partial(_put_into_graph, module)
+        return _module_call.__get__(module)  # type: ignore[no-any-return]
 
 
 class LeafModule(nn.Module):
@@ -17,15 +35,15 @@ class LeafModule(nn.Module):
     the inside of any other module: its hooks, and the forward() of a subclass.
     """
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # A tracer replaces the __call__ of all modules while it traces. This comparison takes less
-        # time than a look at each argument.
-        if nn.Module.__call__ is not _module_call:
-            proxy = _first_proxy((args, kwargs))
-            if proxy is not None:
-                path = proxy.tracer.path_of_module(self)  # type: ignore[attr-defined]
-                return proxy.tracer.create_proxy("call_module", path, args, kwargs)
-        return super().__call__(*args, **kwargs)
+    __call__ = _Call()
+
+
+def _put_into_graph(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    proxy = _first_proxy((args, kwargs))
+    if proxy is None:
+        return nn.Module.__call__(module, *args, **kwargs)
+    tracer: Any = proxy.tracer
+    return tracer.create_proxy("call_module", tracer.path_of_module(module), args, kwargs)
 
 
 def _first_proxy(value: Any) -> Proxy | None:

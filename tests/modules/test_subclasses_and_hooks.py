@@ -85,6 +85,25 @@ def test_what_stands_around_forward_runs_once(changed, kind, mode):
 
 
 @each_kind
+def test_compiled_subclasses_share_no_limit_of_recompilations(kind):
+    torch._dynamo.reset()
+    input = ARGUMENTS[kind]
+    for factor in range(torch._dynamo.config.recompile_limit + 2):
+        source = f"lambda self, input: {factor} * kind.forward(self, input)[0]"
+        subclass = type("Subclass", (kind,), {"forward": eval(source, {"kind": kind})})
+        module = subclass(4, 6)
+        assert_close(torch.compile(module, backend="eager", fullgraph=True)(input), module(input))
+
+
+def test_a_hook_of_a_compiled_module_may_do_what_cannot_be_traced():
+    layer, input = lltm_ops.LLTM(4, 6), ARGUMENTS[lltm_ops.LLTM]
+    sums = []
+    layer.register_forward_hook(lambda module, args, results: sums.append(results[0].sum().item()))
+    torch.compile(layer, backend="eager", fullgraph=True)(input)
+    assert len(sums) == 1
+
+
+@each_kind
 @pytest.mark.parametrize("changed", [doubling, hooked])
 def test_torch_fx_calls_a_module_with_the_arguments_of_its_user(changed, kind):
     class Calls(nn.Module):

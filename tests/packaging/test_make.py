@@ -207,7 +207,7 @@ def lacking(folder=ROOT, environment=".venv", **variables):
     [
         ("gone", ["A C++ compiler is missing (gone was not found): install g++"]),
         ("ccache g++", ["CXX is 'ccache g++', which torch.compile takes for the name of one"]),
-        ("false", ["The compiler false does not compile C++20 (it said nothing): install g++ 11"]),
+        ("false", ["The compiler false is no g++ for C++20 (it said nothing): install g++ 11"]),
         ("c++", []),
     ],
 )
