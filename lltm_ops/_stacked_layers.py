@@ -105,6 +105,8 @@ def _run_layers(
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     _check_input(options, input, batch_sizes, resets)
     h_0, c_0 = _initial_states(options, input, hx, batch_sizes)
+    # A trace checks the number of what it unbinds, and would let h_0[i] pass with more states.
+    h_0s, c_0s = h_0.unbind(), c_0.unbind()
     directions = 2 if options.bidirectional else 1
     each = len(parameters) // states_per_call(options)
     # Both are computed after the first direction has run, whose operator checks resets and
@@ -126,15 +128,15 @@ def _run_layers(
                 resets_of_reverse = reversed_resets(resets, batch_sizes)
             output, cells = _run_direction(
                 options, parameters[i * each : (i + 1) * each],
-                input, h_0[i], c_0[i], batch_sizes, reverse,
+                input, h_0s[i], c_0s[i], batch_sizes, reverse,
                 resets_of_reverse if reverse else resets,
             )  # fmt: skip
             outputs.append(output)
             all_cells.append(cells)
             if batch_sizes is not None and last_rows is None:
                 last_rows = last_rows_of(batch_sizes, h_0.size(1)).to(input.device)
-            last_h.append(last_state(output, h_0[i], last_rows, reverse))
-            last_c.append(last_state(cells, c_0[i], last_rows, reverse))
+            last_h.append(last_state(output, h_0s[i], last_rows, reverse))
+            last_c.append(last_state(cells, c_0s[i], last_rows, reverse))
         if directions == 2:
             output, cells = torch.cat(outputs, -1), torch.cat(all_cells, -1)
     return output, cells, torch.stack(last_h), torch.stack(last_c)
