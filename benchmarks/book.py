@@ -1,4 +1,4 @@
-"""Times the chapters of the book beside Python and the package, and draws the book's pictures.
+"""Times the chapters of the book and the package, and draws the book's pictures.
 
 Each chapter registers the same operators, so each runs in a process of its own. They take turns.
 """
@@ -22,6 +22,7 @@ PICTURES = ROOT / "docs" / "images" / "book"
 # batch, input_features, state_size
 SHAPES = {"16 x 32 x 128": (16, 32, 128), "64 x 256 x 512": (64, 256, 512)}
 PACKAGE = "lltm_ops"
+ROUNDS = 5
 
 
 def contenders() -> dict[str, Path]:
@@ -68,11 +69,11 @@ def work(name: str) -> dict[str, float]:
     return times
 
 
-def take_turns(rounds: int) -> dict[str, dict[str, float]]:
+def take_turns() -> dict[str, dict[str, float]]:
     """Medians over rounds of each contender's times."""
     names = [*contenders(), PACKAGE]
     all_times: dict[str, list[dict[str, float]]] = {name: [] for name in names}
-    for _, name in tqdm([(k, name) for k in range(rounds) for name in names]):
+    for _, name in tqdm([(k, name) for k in range(ROUNDS) for name in names]):
         command = [sys.executable, "-W", "ignore", __file__, "--work", name]
         printed = subprocess.run(
             command,
@@ -132,7 +133,6 @@ def profile() -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7, help="turns of each contender")
     parser.add_argument("--work", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
@@ -140,7 +140,7 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     os.environ["TORCH_EXTENSIONS_DIR"] = str(ROOT / "build" / "book" / "09 kernel")
-    times = take_turns(options.rounds)
+    times = take_turns()
     PICTURES.mkdir(parents=True, exist_ok=True)
     (PICTURES / "speed.json").write_text(json.dumps(times, indent=1) + "\n")
     draw_speed(times)

@@ -1,8 +1,12 @@
-"""Tables of figures: CSV files whose first lines, which begin with #, describe the run."""
+"""Tables of figures: CSV files, each with a JSON file that describes the run.
+
+GitHub shows a CSV file as a table unless it has comments.
+"""
 
 from __future__ import annotations
 
 import csv
+import json
 import os
 import platform
 import re
@@ -17,6 +21,8 @@ import lltm_ops
 
 OUTPUT = Path("build/benchmarks")
 ROOT = Path(__file__).parent.parent
+DOCUMENTED = ROOT / "docs" / "benchmarks"
+Row = dict[str, str]
 
 
 def machine(device: str) -> str:
@@ -57,7 +63,7 @@ def commit() -> str:
 
 
 def describe(device: str = "cpu", **more: Any) -> dict[str, str]:
-    """What a file says of its run."""
+    """The run: on what, and of which version."""
     info = lltm_ops.build_info()
     about = {"machine": machine(device)}
     if device == "cpu":
@@ -72,7 +78,6 @@ def write(file: Path, about: dict[str, str], rows: list[dict[str, Any]]) -> None
     file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_suffix(".unfinished")
     with unfinished.open("w", newline="") as stream:
-        stream.writelines(f"# {name}: {value}\n" for name, value in about.items())
         columns = list(dict.fromkeys(name for row in rows for name in row))
         writer = csv.DictWriter(stream, columns, lineterminator="\n")
         writer.writeheader()
@@ -80,10 +85,9 @@ def write(file: Path, about: dict[str, str], rows: list[dict[str, Any]]) -> None
             values = {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()}
             writer.writerow(values)
     unfinished.replace(file)
+    file.with_suffix(".json").write_text(json.dumps(about, indent=1) + "\n")
 
 
-def read(file: Path) -> tuple[dict[str, str], list[dict[str, str]]]:
-    """What the file says of its run, and its rows."""
-    lines = file.read_text().splitlines()
-    about = dict(line[2:].split(": ", 1) for line in lines if line.startswith("# "))
-    return about, list(csv.DictReader(line for line in lines if not line.startswith("# ")))
+def read(file: Path) -> list[Row]:
+    with file.open(newline="") as stream:
+        return list(csv.DictReader(stream))

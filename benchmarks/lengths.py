@@ -20,6 +20,8 @@ import lltm_ops
 
 # Longer packs are not timed with nn.LSTM: its time grows with the square, to seconds a call.
 LSTM_PACKED_STEPS = 640
+BATCH = 16
+SIZE = 128  # of input and state
 LENGTHS = [10, 20, 40, 80, 160, 320, 640, 1250, 2500, 4000]
 
 
@@ -28,31 +30,26 @@ def output_rows(layer: nn.Module, input: Tensor | PackedSequence) -> Tensor:
     return output.data if isinstance(output, PackedSequence) else output.flatten(0, 1)
 
 
-def input_of(form: str, length: int, batch: int, size: int) -> Tensor | PackedSequence:
+def input_of(form: str, length: int) -> Tensor | PackedSequence:
     if form == "padded":
-        return torch.randn(length, batch, size)
-    lengths = [max(1, length * (i + 1) // batch) for i in reversed(range(batch))]
-    return pack_sequence([torch.randn(steps, size) for steps in lengths])
+        return torch.randn(length, BATCH, SIZE)
+    lengths = [max(1, length * (i + 1) // BATCH) for i in reversed(range(BATCH))]
+    return pack_sequence([torch.randn(steps, SIZE) for steps in lengths])
 
 
 def main() -> None:
     parser = options(__doc__.splitlines()[0])
     parser.add_argument("--lengths", nargs="+", type=int, default=LENGTHS)
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--size", type=int, default=128, help="of input and state")
     args = parser.parse_args()
     timing.settle_allocator()
-    about = figures.describe(rounds=args.rounds, batch=args.batch, size=args.size)
-    layers = {
-        "lltm_ops": lltm_ops.LLTM(args.size, args.size),
-        "LSTM": nn.LSTM(args.size, args.size),
-    }
+    about = figures.describe(rounds=args.rounds, batch=BATCH, size=SIZE)
+    layers = {"lltm_ops": lltm_ops.LLTM(SIZE, SIZE), "LSTM": nn.LSTM(SIZE, SIZE)}
     rows = []
     kinds = itertools.product(("padded", "packed"), timing.KINDS[:2])
     cases = list(itertools.product(args.threads, args.lengths, kinds))
     for threads, length, (form, what) in tqdm(cases, desc="timing"):
         torch.set_num_threads(threads)
-        input = input_of(form, length, args.batch, args.size)
+        input = input_of(form, length)
         with torch.no_grad():
             grads = (torch.randn_like(output_rows(layers["lltm_ops"], input)),)
         with torch.set_grad_enabled(what == "training"):

@@ -10,21 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import figures
+import lengths
 import matplotlib
+from figures import DOCUMENTED, Row
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-FIGURES = figures.ROOT / "docs" / "benchmarks"
-DOCUMENTED = [
-    FIGURES / "zen4" / "lengths.csv",
-    FIGURES / "zen4" / "sweep.csv",
-    FIGURES / "h100" / "recurrence.csv",
-]
+PLOTTED = ("zen4/lengths.csv", "zen4/sweep.csv", "h100/recurrence.csv")
 OURS, PEER, OTHER = "tab:red", "tab:gray", "silver"
 # What the README shows: from which file, which shape of it, and what a newcomer calls the
 # contenders.
-GLANCED = FIGURES / "zen4"
+GLANCED = DOCUMENTED / "zen4"
+PROCESSOR = "AMD EPYC, family 25, model 17 (zen4)"
 GLANCE = {
     "cell": (
         "64x256x512",
@@ -48,14 +46,13 @@ GLANCE = {
         },
     ),
 }
-Row = dict[str, str]
 
 
 def counted(threads: str) -> str:
     return f"{threads} thread{'s' if int(threads) > 1 else ''}"
 
 
-def plot_recurrence(about: dict[str, str], rows: list[Row]) -> None:
+def plot_recurrence(rows: list[Row]) -> None:
     """Bars of microseconds a step; a panel for inference and one for training."""
     figure, axes = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
     dtype = rows[0]["dtype"]
@@ -71,10 +68,10 @@ def plot_recurrence(about: dict[str, str], rows: list[Row]) -> None:
         axis.set_xticks(range(len(bars)), labels, fontsize=8)
         axis.set(title=what, ylabel="microseconds a step")
         axis.legend(fontsize=8)
-    figure.suptitle(f"A sequence of {about['time']} steps, {dtype}, {about['machine']}")
+    figure.suptitle(f"A sequence of {rows[0]['time']} steps, {dtype}")
 
 
-def plot_sweep(about: dict[str, str], rows: list[Row]) -> None:
+def plot_sweep(rows: list[Row]) -> None:
     """A map of batch by state for each number of input features: eager's time over ours."""
     from matplotlib.colors import TwoSlopeNorm
 
@@ -101,10 +98,10 @@ def plot_sweep(about: dict[str, str], rows: list[Row]) -> None:
         axes[line][0].set_ylabel("batch", fontsize=8)
     figure.supxlabel("state", fontsize=8)
     figure.colorbar(image, ax=axes, shrink=0.6, label="eager's time over ours", extend="max")
-    figure.suptitle(f"float32, {counted(threads)}, {about['machine']}", fontsize=9)
+    figure.suptitle(f"float32, {counted(threads)}", fontsize=9)
 
 
-def plot_lengths(about: dict[str, str], rows: list[Row]) -> None:
+def plot_lengths(rows: list[Row]) -> None:
     """Time for a row by the length of the sequences, padded and packed."""
     from matplotlib.ticker import LogLocator
 
@@ -131,10 +128,8 @@ def plot_lengths(about: dict[str, str], rows: list[Row]) -> None:
         line[0].set_ylabel("microseconds for a row")
     axes[0, 0].legend(fontsize=8)
     figure.supxlabel("steps of the longest sequence", fontsize=10)
-    figure.suptitle(
-        f"batch {about['batch']}, input and state {about['size']}, float32, {about['machine']}",
-        fontsize=9,
-    )
+    sizes = f"batch {lengths.BATCH}, input and state {lengths.SIZE}"
+    figure.suptitle(f"{sizes}, float32", fontsize=9)
 
 
 def glance() -> dict[str, dict[str, float]]:
@@ -142,7 +137,7 @@ def glance() -> dict[str, dict[str, float]]:
     panels = {}
     for name, (shape, title, names) in GLANCE.items():
         wanted = {"dtype": "float32", "shape": shape, "threads": "1", "what": "training"}
-        _, rows = figures.read(GLANCED / f"{name}.csv")
+        rows = figures.read(GLANCED / f"{name}.csv")
         row = next(row for row in rows if wanted.items() <= row.items())
         ours = float(row["lltm_ops"])
         panels[title] = {shown: round(float(row[name]) / ours, 3) for name, shown in names.items()}
@@ -151,8 +146,6 @@ def glance() -> dict[str, dict[str, float]]:
 
 def plot_glance(panels: dict[str, dict[str, float]], file: Path) -> None:
     """A few bars for the README: times of training over ours. The file has them as text, too."""
-    about, _ = figures.read(GLANCED / "cell.csv")
-    processor = ", ".join(about["machine"].split(", ")[:3])
     figure, axes = plt.subplots(
         len(panels), 1, figsize=(8, 3.8), sharex=True, layout="constrained",
         height_ratios=[len(times) for times in panels.values()],
@@ -168,8 +161,7 @@ def plot_glance(panels: dict[str, dict[str, float]], file: Path) -> None:
         axis.tick_params(length=0, labelbottom=False)
     axes[0].margins(x=0.1)
     figure.suptitle(
-        f"Time to train over ours, float32, one thread, {processor} ({GLANCED.name}): "
-        "shorter is faster",
+        f"Time to train over ours, float32, one thread, {PROCESSOR}: shorter is faster",
         fontsize=10,
     )
     figure.savefig(file, dpi=100, metadata={"Description": json.dumps(panels)})
@@ -188,8 +180,8 @@ def main() -> None:
     files = parser.parse_args().files
     if not files:
         plot_glance(glance(), figures.ROOT / "docs" / "images" / "how_fast.png")
-    for file in files or DOCUMENTED:
-        PLOTS[file.stem](*figures.read(file))
+    for file in files or [DOCUMENTED / name for name in PLOTTED]:
+        PLOTS[file.stem](figures.read(file))
         plt.savefig(file.with_suffix(".png"), dpi=80)
 
 

@@ -2,10 +2,12 @@
 
 The pages in docs are written for readers of the repository as well, so they link to
 ../csrc/ops/lltm.h, or to a folder. On the site each linked file has a page below source/, with its
-lines numbered, and each linked folder has a page that lists it. A path in backticks becomes a link
-too, and so does a test, as in tests/ops/test_values.py::test_name.
+lines numbered, or with a table if it is a CSV file, and each linked folder has a page that lists
+it. A path in backticks becomes a link too, and so does a test, as in
+tests/ops/test_values.py::test_name.
 """
 
+import csv
 import os
 import re
 import shutil
@@ -133,6 +135,8 @@ def pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
             body = f'<img src="{path.name}" alt="{path.name}">'
+        elif path.suffix == ".csv":
+            body = table(path)
         else:
             body = numbered_lines(path, app)
         title = escape(str(path.relative_to(ROOT)))
@@ -155,6 +159,18 @@ def listing(folder: Path, entries: list[Path], app: Sphinx) -> str:
         for path in entries
     )
     return f"<ul>{''.join(lines)}</ul>"
+
+
+def table(path: Path) -> str:
+    """Of a CSV file, in the theme's style."""
+
+    def line(row: list[str], tag: str) -> str:
+        return f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in row)}</tr>"
+
+    with path.open(newline="") as stream:
+        header, *rows = csv.reader(stream)
+    lines = "".join([line(header, "th"), *(line(row, "td") for row in rows)])
+    return f'<div class="table-wrapper"><table class="docutils">{lines}</table></div>'
 
 
 def numbered_lines(path: Path, app: Sphinx) -> str:

@@ -62,6 +62,13 @@ def test_link_to_a_file_leads_to_a_page_that_shows_it(site):
     assert "TORCH_LIBRARY(lltm, m)" in without_tags(site / "source/csrc/ops/lltm.cpp.html")
 
 
+def test_link_to_figures_leads_to_a_table(site):
+    target = "source/docs/benchmarks/zen4/cell.csv.html"
+    assert f'href="../../{target}"' in (site / "benchmarks/zen4/README.html").read_text()
+    page = (site / target).read_text()
+    assert "<th>lltm_ops</th>" in page and "<td>16x32x128</td>" in page
+
+
 def test_name_of_a_test_leads_to_its_line(site):
     lines = (ROOT / "tests" / "ops" / "test_gradients.py").read_text().splitlines()
     line = next(n for n, text in enumerate(lines, 1) if text.startswith("def test_gradgradcheck("))
