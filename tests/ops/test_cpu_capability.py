@@ -180,3 +180,27 @@ def test_without_onednn(dtype):
         outputs = lltm_ops.forward(*inputs)
     for actual, expected in zip(outputs, exact, strict=True):
         assert_matches_float64(actual, expected)
+
+
+WITHOUT_EXECUTABLE_MEMORY = """
+import copy, ctypes, sys, torch, lltm_ops
+PR_SET_MDWE, PR_MDWE_REFUSE_EXEC_GAIN = 65, 1
+if ctypes.CDLL(None).prctl(PR_SET_MDWE, PR_MDWE_REFUSE_EXEC_GAIN, 0, 0, 0):
+    sys.exit("Linux before 6.3")
+for dtype in (torch.float32, torch.bfloat16):
+    layer = lltm_ops.LLTM(64, 128).to(dtype)
+    input = torch.randn(20, 32, 64, dtype=dtype, requires_grad=True)
+    output, _ = layer(input)
+    expected, _ = copy.deepcopy(layer).double()(input.double())
+    torch.testing.assert_close(output, expected.to(dtype), rtol=1e-2, atol=1e-2)
+    output.sum().backward()
+"""
+
+
+def test_a_system_that_refuses_generated_code():
+    """As under systemd's MemoryDenyWriteExecute: oneDNN cannot make a kernel."""
+    command = [sys.executable, "-c", WITHOUT_EXECUTABLE_MEMORY]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "Linux before 6.3" in result.stderr:
+        pytest.skip(result.stderr)
+    assert result.returncode == 0, result.stderr

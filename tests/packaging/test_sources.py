@@ -14,9 +14,9 @@ FILES = [path.relative_to(CSRC) for path in sorted(CSRC.rglob("*.*"))]
 # them, and says why in its message.
 MOST = {
     "ops": (20, 2515),
-    "cpu": (33, 4460),
-    "a step forward": (29, 3260),
-    "a sequence forward": (37, 4530),
+    "cpu": (33, 4485),
+    "a step forward": (29, 3290),
+    "a sequence forward": (37, 4580),
 }
 # A reader begins with the file of the CPU's kernel and the file of the schemas.
 READ = {

@@ -2,11 +2,32 @@
 
 #include <ATen/Context.h>
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <array>
 
 namespace lltm {
 
 namespace {
+
+// Makes a page executable after it was written, as oneDNN's generator does.
+bool try_generated_code() {
+  const auto size = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  void* const page = mmap(
+      nullptr,
+      size,
+      PROT_READ | PROT_WRITE,
+      MAP_PRIVATE | MAP_ANONYMOUS,
+      -1,
+      0);
+  if (page == MAP_FAILED) {
+    return false;
+  }
+  const bool allowed = mprotect(page, size, PROT_READ | PROT_EXEC) == 0;
+  munmap(page, size);
+  return allowed;
+}
 
 bool try_bfloat16_gemm() {
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -38,9 +59,14 @@ bool try_bfloat16_gemm() {
 
 } // namespace
 
+bool may_run_generated_code() {
+  static const bool may = try_generated_code();
+  return may;
+}
+
 bool has_bfloat16_gemm() {
   // torch.backends.mkldnn.flags(enabled=False) can come and go.
-  if (!at::globalContext().userEnabledMkldnn()) {
+  if (!at::globalContext().userEnabledMkldnn() || !may_run_generated_code()) {
     return false;
   }
   static const bool supported = try_bfloat16_gemm();

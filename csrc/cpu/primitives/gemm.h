@@ -61,6 +61,10 @@ constexpr int64_t round_up(int64_t n, int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
 }
 
+// Whether oneDNN may run what it generates. A hardened system refuses that, and
+// PyTorch's brgemm would then call a kernel that was not made.
+bool may_run_generated_code();
+
 // Whether this CPU multiplies bfloat16 natively, and oneDNN may use it. Float
 // needs no such check: if oneDNN has no kernel, PyTorch takes the BLAS.
 bool has_bfloat16_gemm();
@@ -72,7 +76,7 @@ template <typename gemm_t>
 bool is_onednn_faster() {
   return kPair<gemm_t> == 2 ||
       (std::is_same_v<gemm_t, float> &&
-       cpu_capability() == CPUCapability::kAVX512);
+       cpu_capability() == CPUCapability::kAVX512 && may_run_generated_code());
 }
 
 // Terms that oneDNN's products take, with zeros beyond size. There are few such
