@@ -224,22 +224,8 @@ def dry_run_of_demo(*arguments, **environment):
 
 def test_make_ignores_a_python_from_the_environment():
     """It means something else there: only `make PYTHON=...` chooses an environment."""
-    assert ".venv/bin/python examples/char_lm.py" in dry_run_of_demo(PYTHON="another")
-    assert "another examples/char_lm.py" in dry_run_of_demo("PYTHON=another")
-
-
-@pytest.mark.parametrize("options", ["", "--seed=1", "--steps=9 --resume"])
-def test_make_demo_runs_twice(options):
-    """It replaces what it left before; test_examples.py has that --resume goes on."""
-    printed = dry_run_of_demo(f"DEMO_ARGS={options}")
-    assert f"char_lm.py --output=runs/demo --anew {options}\n" in printed
-
-
-@pytest.mark.parametrize("options", ["--output=elsewhere", "--seed=1 --output elsewhere"])
-def test_make_demo_replaces_nothing_elsewhere(options):
-    printed = dry_run_of_demo(f"DEMO_ARGS={options}")
-    assert f"char_lm.py --output=runs/demo {options}" in " ".join(printed.split())
-    assert "--anew" not in printed
+    assert ".venv/bin/python examples/demo.py" in dry_run_of_demo(PYTHON="another")
+    assert "another examples/demo.py" in dry_run_of_demo("PYTHON=another")
 
 
 @pytest.mark.parametrize(
