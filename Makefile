@@ -75,8 +75,8 @@ help:
 
 ## Use
 
-demo: $(BUILT)  ## train the layer beside nn.LSTM and nn.GRU, and run it four ways; DEMO_ARGS=--help
-	$(PYTHON) examples/char_lm.py --output=runs/demo $(if $(filter --output%,$(DEMO_ARGS)),,--anew) $(DEMO_ARGS)
+demo: $(BUILT)  ## race nn.LSTM and nn.GRU in training, and run what was trained in four ways; DEMO_ARGS=--help
+	$(PYTHON) examples/demo.py $(DEMO_ARGS)
 
 test: $(BUILT)  ## run the tests of the operators; TEST_ARGS for pytest
 	$(PYTEST) -m 'not slow' $(TEST_ARGS)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from language_model import NOVEL, CharLM, Corpus, loss_of
+from language_model import CharLM, encode, loss_of, read_novel, vocabulary_of
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.stateful import Stateful
@@ -60,10 +60,18 @@ def parallel(model: CharLM, fsdp: bool) -> nn.Module:
     return fully_shard(model)
 
 
+def batches_of(text: Tensor, batch_size: int, length: int = 64) -> Tensor:
+    """[batches, batch_size, length + 1]: row i of a batch goes on in row i of the next."""
+    chunks = text.unfold(0, length + 1, length)
+    count = len(chunks) // batch_size
+    return chunks[: count * batch_size].unflatten(0, (batch_size, count)).transpose(0, 1)
+
+
 def train_step(training: Training, batch: Tensor) -> float:
     """One step on this process' rows of the batch. Returns the loss of all rows."""
     training.optimizer.zero_grad()
-    loss = loss_of(training.model, batch.chunk(dist.get_world_size())[dist.get_rank()])
+    rows = batch.chunk(dist.get_world_size())[dist.get_rank()]
+    loss = loss_of(training.model, rows[:, :-1], rows[:, 1:])
     loss.backward()
     nn.utils.clip_grad_norm_(training.model.parameters(), max_norm=1.0)
     training.optimizer.step()
@@ -74,15 +82,17 @@ def train_step(training: Training, batch: Tensor) -> float:
 
 
 def train(args: argparse.Namespace, device: torch.device) -> None:
-    corpus = Corpus.of(NOVEL.read_text(encoding="utf-8"), args.batch_size, 64, device)
+    text = read_novel()
+    vocabulary = vocabulary_of(text)
+    batches = batches_of(encode(text, vocabulary).to(device), args.batch_size)
     torch.manual_seed(0)
-    training = Training(parallel(CharLM(len(corpus.vocabulary), 64, 256).to(device), args.fsdp))
+    training = Training(parallel(CharLM(len(vocabulary), 64, 256).to(device), args.fsdp))
     # Written last, so a checkpoint that was cut short has none.
     complete = list(args.output.glob("step_*/.metadata"))
     if complete:
         dcp.load({"training": training}, checkpoint_id=max(complete).parent)
     while training.step < args.steps:
-        loss = train_step(training, corpus.batches[training.step % len(corpus.batches)])
+        loss = train_step(training, batches[training.step % len(batches)])
         if training.step % args.save_every == 0 or training.step == args.steps:
             folder = args.output / f"step_{training.step:08}"
             dcp.save({"training": training}, checkpoint_id=folder)
