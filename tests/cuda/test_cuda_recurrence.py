@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from common import CXX, ROOT
+from common import CXX, ROOT, printed
 from torch.utils.cpp_extension import include_paths
 
 # The tests share programs.
@@ -72,15 +72,9 @@ def compile_check(folder: Path, flags: list[str], csrc: Path = ROOT / "csrc") ->
     of_emulator = [flag for flag in flags if flag != "-fsanitize=thread"]
     if of_emulator != flags:
         of_emulator.append("-DLLTM_THREAD_SANITIZER")
-    run([*common, *of_emulator, "-c", HERE / "emulator.cpp", "-o", emulator])
-    run([*common, *flags, HERE / "check.cpp", emulator, "-o", program])
+    printed(*common, *of_emulator, "-c", HERE / "emulator.cpp", "-o", emulator)
+    printed(*common, *flags, HERE / "check.cpp", emulator, "-o", program)
     return program
-
-
-def run(command) -> str:
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout
 
 
 def fails(command) -> str:
@@ -115,22 +109,22 @@ def programs(tmp_path_factory):
 
 
 def test_numbers_match_double(programs):
-    run([programs["numbers"], "--cases=100", "--units=96"])
-    run([programs["numbers"], "--seed=1000", "--cases=12", "--units=320"])
+    printed(programs["numbers"], "--cases=100", "--units=96")
+    printed(programs["numbers"], "--seed=1000", "--cases=12", "--units=320")
 
 
 @pytest.mark.skipif("not config.getoption('--at-full-size')", reason="asked for by --at-full-size")
 def test_numbers_match_double_at_full_size(programs):
-    run([programs["numbers"], "--cases=10", "--units=1024", "--least-units=1024", "--blocks=128"])
+    printed(programs["numbers"], "--cases=10", "--units=1024", "--least-units=1024", "--blocks=128")
 
 
 def test_memory_and_behaviour_are_defined(programs):
-    run([programs["memory"], "--cases=30", "--units=96"])
+    printed(programs["memory"], "--cases=30", "--units=96")
 
 
 @pytest.mark.parametrize("tiles", [1, 2, 4])
 def test_no_races(programs, tiles):
-    run([programs["races"], "--cases=3", "--units=64", "--blocks=16", f"--tiles={tiles}"])
+    printed(programs["races"], "--cases=3", "--units=64", "--blocks=16", f"--tiles={tiles}")
 
 
 @pytest.mark.parametrize("name", MUTANTS)

@@ -1,7 +1,6 @@
 """LLTMCell behaves like nn.LSTMCell."""
 
 import copy
-import io
 import pickle
 
 import pytest
@@ -93,33 +92,17 @@ def test_bias_is_a_bool(bias):
 
 
 @pytest.mark.parametrize("kind", [lltm_ops.LLTMCell, lltm_ops.LLTM])
-def test_sizes_of_other_types_become_ints(kind):
+def test_sizes_and_flags_may_be_of_numpy(kind):
     numpy = pytest.importorskip("numpy")
     for integer in (numpy.int64, numpy.int32, torch.tensor):
-        module = kind(integer(5), integer(4))
+        module = kind(integer(5), integer(4), bias=numpy.bool_(False))
         assert type(module.input_size) is type(module.hidden_size) is int
-        assert repr(module) == repr(kind(5, 4))
+        assert repr(module) == repr(kind(5, 4, bias=False))
 
 
-@pytest.mark.parametrize("kind", [lltm_ops.LLTMCell, lltm_ops.LLTM])
-def test_flags_may_be_of_numpy(kind):
-    numpy = pytest.importorskip("numpy")
-    module = kind(5, 4, bias=numpy.bool_(False))
-    assert repr(module) == repr(kind(5, 4, bias=False))
-
-
-def through_pickle(module):
-    return pickle.loads(pickle.dumps(module))
-
-
-def through_save(module):
-    buffer = io.BytesIO()
-    torch.save(module, buffer)
-    buffer.seek(0)
-    return torch.load(buffer, weights_only=False)
-
-
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, copy.copy, through_pickle, through_save])
+@pytest.mark.parametrize(
+    "duplicate", [copy.deepcopy, copy.copy, lambda cell: pickle.loads(pickle.dumps(cell))]
+)
 def test_copies(duplicate):
     cell = lltm_ops.LLTMCell(5, 4)
     other = duplicate(cell)
@@ -152,30 +135,3 @@ def test_a_checkpoint_with_a_wrong_bias_is_refused(bias_shape):
     checkpoint = {"weights": torch.zeros(60, 30), "bias": torch.zeros(bias_shape)}
     with pytest.raises(RuntimeError, match="size mismatch for bias"):
         lltm_ops.LLTMCell(10, 20).load_state_dict(checkpoint)
-
-
-def test_learns():
-    """Remembers the first of six inputs: the gradient passes through time."""
-    torch.manual_seed(0)
-    cell, head = lltm_ops.LLTMCell(1, 16), nn.Linear(16, 1)
-    optimizer = torch.optim.Adam([*cell.parameters(), *head.parameters()], lr=1e-2)
-    losses = []
-    for _ in range(100):
-        input = torch.randn(6, 32, 1)
-        state = cell(input[0])
-        for x in input[1:]:
-            state = cell(x, state)
-        loss = (head(state[0]) - input[0]).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert sum(losses[-10:]) < 0.2 * sum(losses[:10])
-
-
-def test_what_is_public_is_documented():
-    for name in ("LLTM", "LLTMCell", "reference"):
-        assert len(getattr(lltm_ops, name).__doc__) > 100
-    for name in ("forward", "backward", "sequence_forward", "sequence_backward"):
-        for word in ("Args:", "Returns:", "Raises:", "Source:"):
-            assert word in getattr(lltm_ops, name).__doc__

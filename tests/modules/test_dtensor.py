@@ -311,27 +311,14 @@ from importlib.machinery import PathFinder
 
 folders, torch.distributed.__path__ = torch.distributed.__path__, []
 
-class Bundle:  # the loader of all, which asks the other finders before it answers
+class Bundle:  # asks the other finders before it answers
     def find_spec(self, name, path, target=None):
-        if name.rpartition(".")[0] != "torch.distributed":
-            return None
-        found = [f.find_spec(name, path, target) for f in sys.meta_path if f is not self]
-        assert not any(found)
-        spec = PathFinder.find_spec(name, folders, target)
-        spec.loader, spec.loader_state = self, spec.loader
-        return spec
-
-    def create_module(self, spec):
-        return None
-
-    def exec_module(self, module):
-        module.__spec__.loader_state.exec_module(module)
+        if name.rpartition(".")[0] == "torch.distributed":
+            assert not any(f.find_spec(name, path) for f in sys.meta_path if f is not self)
+            return PathFinder.find_spec(name, folders)
 
 sys.meta_path.append(Bundle())
-import torch.distributed.tensor
-assert torch.distributed.tensor.__spec__.loader is torch.distributed.tensor.__loader__
-assert torch.distributed.tensor.__loader__ is sys.meta_path[-1]
-assert not vars(sys.meta_path[-1])""",
+import torch.distributed.tensor""",
     "in many threads": """
 import lltm_ops, importlib, importlib.util
 from concurrent.futures import ThreadPoolExecutor

@@ -245,9 +245,7 @@ def test_repr_names_what_differs_from_the_defaults():
         ({"proj_size": 3}, ValueError, "expected proj_size to be 0, but got 3"),
         ({"num_layers": 1.0}, TypeError, "expected num_layers to be an integer, but got float"),
         ({"dropout": 1.5}, ValueError, "expected dropout to be a number between 0 and 1, but "),
-        ({"dropout": True}, ValueError, "expected dropout to be a number between 0 and 1, but "),
         ({"zoneout": -0.1}, ValueError, "expected zoneout to be .* 0 and 1, but got -0.1"),
-        ({"zoneout": "0.1"}, ValueError, "expected zoneout to be .* 0 and 1, but got '0.1'"),
         ({"recurrent_dropout": float("nan")}, ValueError, "expected recurrent_dropout .* got nan"),
         ({"recurrent_dropout": None}, ValueError, "expected recurrent_dropout .* got None"),
         *(
@@ -285,13 +283,6 @@ def test_errors_name_the_shape_of_resets_with_the_batch_first(sizes, scripted):
         layer(torch.randn(3, 4, 5), None, torch.zeros(sizes, dtype=torch.bool))
 
 
-@pytest.mark.parametrize("batch_first", [False, True])
-@pytest.mark.parametrize("sizes", [(5,), (1, 4, 3, 5)], ids=str)
-def test_input_of_other_rank_is_refused(batch_first, sizes):
-    with pytest.raises(ValueError, match=r"lltm_ops.LLTM: expected input to have 2 dimensions"):
-        lltm_ops.LLTM(5, 6, batch_first=batch_first)(torch.randn(sizes))
-
-
 # Parameters that are not where the constructor put them.
 
 
@@ -323,15 +314,6 @@ def test_a_parameter_is_what_its_name_says(name, how):
         getattr(expected, name).zero_()
     ZEROED[how](layer, name)
     input = torch.randn(7, 3, 5)
-    assert_close(layer(input), expected(input))
-
-
-def test_layers_that_share_parameters():
-    layer = lltm_ops.LLTM(6, 6, num_layers=2)
-    expected = copy.deepcopy(layer)
-    layer.weights_l1 = layer.weights_l0
-    expected.load_state_dict(layer.state_dict())
-    input = torch.randn(7, 3, 6)
     assert_close(layer(input), expected(input))
 
 

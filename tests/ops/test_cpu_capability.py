@@ -18,10 +18,9 @@ from common import (
     ROOT,
     SEQUENCE_SHAPES,
     SHAPES,
-    assert_matches_float64,
     backward_inputs,
-    double,
     each_dtype,
+    printed,
     sample_inputs,
     sequence_backward_inputs,
     sequence_inputs,
@@ -52,15 +51,8 @@ CHOICES = {
 
 
 def run_tests(chosen, files, **environment):
-    paths = [str(TESTS / name) for name in files]
-    result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-k", chosen, "-p", "no:cacheprovider", *paths],
-        env={**os.environ, **environment},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-1000:]
+    pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen]
+    printed(*pytest, *(TESTS / name for name in files), cwd=ROOT, env=os.environ | environment)
 
 
 @pytest.mark.slow
@@ -169,17 +161,6 @@ def test_the_shapes_of_the_tests_take_every_path(dtype):
     if dtype == torch.bfloat16 and HAS_BFLOAT16_PRODUCTS:
         expected |= {"forward_gemm_bfloat16", "sequence_forward_gemm_bfloat16"}
     assert taken == {f"lltm::{name}" for name in expected}
-
-
-@each_dtype
-def test_without_onednn(dtype):
-    """It can be switched off and on at any time."""
-    inputs = sample_inputs(dtype=dtype, shape=(40, 30, 50))
-    exact = lltm_ops.reference(*double(inputs))
-    with torch.backends.mkldnn.flags(enabled=False):
-        outputs = lltm_ops.forward(*inputs)
-    for actual, expected in zip(outputs, exact, strict=True):
-        assert_matches_float64(actual, expected)
 
 
 WITHOUT_EXECUTABLE_MEMORY = """

@@ -9,14 +9,13 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import compiled_before
 import pytest
 import torch
-from common import HAS_TORCHSCRIPT, ROOT, needs_torchscript
+from common import HAS_TORCHSCRIPT, ROOT, needs_torchscript, printed
 from torch.jit._pickle import restore_type_tag
 
 import lltm_ops
@@ -38,16 +37,9 @@ def by_the_docs(test):
 
 
 def run(commands, folder, **environment):
-    result = subprocess.run(
-        ["bash", "-e", "-c", commands.replace(".venv/bin/python", sys.executable)],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(PACKAGES), **environment},
-        capture_output=True,
-        text=True,
-        timeout=3600,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout
+    commands = commands.replace(".venv/bin/python", sys.executable)
+    variables = {**os.environ, "PYTHONPATH": str(PACKAGES), **environment}
+    return printed("bash", "-e", "-c", commands, cwd=folder, env=variables, timeout=3600)
 
 
 @pytest.fixture(scope="module")
@@ -87,13 +79,13 @@ def test_sources_and_flags_are_those_of_the_extension(installed):
 def test_programs_of_another_project_find_the_package_and_call_the_operators(installed):
     # The library of Python looks for that of torch, such as libc10_cuda.so, beside its own place.
     torch_libraries = Path(torch.__file__).parent / "lib"
-    printed = run(
+    said = run(
         f'cmake -S "{ROOT}/tests/packaging/cpp" -B tests -G Ninja && cmake --build tests && '
         f'LD_LIBRARY_PATH="{torch_libraries}" ctest --test-dir tests --output-on-failure',
         installed,
         CMAKE_PREFIX_PATH=f"{torch.utils.cmake_prefix_path}:{installed}/lltm_ops",
     )
-    assert "100% tests passed" in printed
+    assert "100% tests passed" in said
 
 
 @in_one_process
@@ -110,10 +102,10 @@ def test_a_torch_of_another_minor_is_refused(installed, tmp_path):
         "find_package(LltmOps REQUIRED)\n"
     )
     configure = f"! cmake -S . -B build -G Ninja -D Torch_DIR={torch_package} 2>&1"
-    printed = run(configure, tmp_path, CMAKE_PREFIX_PATH=f"{installed}/lltm_ops")
+    said = run(configure, tmp_path, CMAKE_PREFIX_PATH=f"{installed}/lltm_ops")
     built_for = ".".join(torch.__version__.split(".")[:2])
     words = f"LltmOps: built for torch {built_for}, found 1.2.3: build LltmOps again"
-    assert words in " ".join(printed.split())
+    assert words in " ".join(said.split())
 
 
 @pytest.fixture(scope="module")
@@ -123,26 +115,25 @@ def checkout(tmp_path_factory):
     for name in ("cmake", "csrc", "examples", "lltm_ops", "tests"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("*.so"))
     shutil.copy(ROOT / "CMakeLists.txt", folder)
-    printed = run(
+    said = run(
         LIBRARY + EXAMPLE,
         folder,
         CXX=compiled_before.write_compiler(folder),
         CMAKE_BUILD_TYPE="None",  # programs that nobody times compile sooner
     )
-    assert "100% tests passed" in printed
-    assert re.search(r"a step from C\+\+: [\d.]+ us", printed)
+    assert "100% tests passed" in said
+    assert re.search(r"a step from C\+\+: [\d.]+ us", said)
     return folder
 
 
 @by_the_docs
 def test_nothing_of_python_and_no_second_openmp_is_linked(checkout):
     library = next((checkout / "build" / "lltm_ops").rglob("liblltm_ops.so"))
-    dynamic = subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True)
-    needed = re.findall(r"NEEDED.*\[(.*)\]", dynamic.stdout)
+    needed = re.findall(r"NEEDED.*\[(.*)\]", printed("readelf", "-d", library))
     assert any(name.startswith("libtorch_cpu") for name in needed)
     assert not [name for name in needed if "python" in name or "omp" in name]
     program = checkout / "build" / "example" / "without_python"
-    loaded = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
+    loaded = printed("ldd", program)
     assert "liblltm_ops.so" in loaded and "python" not in re.sub(r"/\S*", "", loaded)
 
 

@@ -6,11 +6,9 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
-from types import SimpleNamespace
 
 import pytest
-from common import OF_MAKE, ROOT, program
+from common import OF_MAKE, ROOT
 
 CHECK = ROOT / "tools" / "check_machine.py"
 # Notes how it is called. The file `missing` has what the machine lacks: such a call fails.
@@ -217,12 +215,6 @@ def test_what_is_lacking_of_a_compiler(compiler, words):
     assert all(map(str.startswith, said, words))
 
 
-def test_no_openssl(tmp_path):
-    (tmp_path / "c++").symlink_to(shutil.which("true"))
-    sentences = lacking(PATH=str(tmp_path), CXX="c++")
-    assert sentences == ["openssl, which torch.compile calls, is missing: install openssl"]
-
-
 @pytest.mark.parametrize("character", " &'$;")
 def test_a_path_that_torch_does_not_quote(tmp_path, character):
     """A build or torch.compile would fail there, or a shell would run a part of it."""
@@ -230,48 +222,3 @@ def test_a_path_that_torch_does_not_quote(tmp_path, character):
     folder.mkdir()
     (sentence,) = lacking(folder=folder, environment=tmp_path / ".venv")
     assert f"has {character!r} in it ({folder}" in sentence
-
-
-def test_what_is_lacking_of_python(monkeypatch, tmp_path):
-    """Debian's python3 has venv, but not what it needs."""
-    check_machine = program(CHECK)
-    found = check_machine.find_spec
-    monkeypatch.setattr(
-        check_machine, "find_spec", lambda name: None if name == "ensurepip" else found(name)
-    )
-    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
-    monkeypatch.setattr(sys, "version_info", (3, 9, 2))
-    old, no_venv, no_headers = check_machine.python()
-    assert old.startswith(f"Python 3.10 or later is needed, but {sys.executable} is ")
-    assert re.search(r"venv is missing: install python3\.\d+-venv$", no_venv)
-    assert re.search(r"is missing: install python3\.\d+-dev$", no_headers)
-
-
-@pytest.mark.parametrize(
-    ("torch", "cached", "left", "needed"),
-    [
-        ("torch==2.13.0", True, 0, 12),
-        ("torch==2.13.0", False, 0, 9),
-        ("torch==2.13.0", False, 4, 5),
-        ("torch==2.13.0+cpu", True, 0, 3),
-    ],
-)
-def test_a_full_disk(monkeypatch, tmp_path, torch, cached, left, needed):
-    """One disk holds the environment, of which an interrupted run may have left a part, what pip
-    downloads, and its cache."""
-    check_machine = program(CHECK)
-    monkeypatch.setattr(check_machine.tempfile, "gettempdir", lambda: str(tmp_path))
-    monkeypatch.setenv("PIP_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("PIP_NO_CACHE_DIR", "" if cached else "1")
-    if left:
-        (tmp_path / ".venv").mkdir()
-        with open(tmp_path / ".venv" / "library.so", "wb") as sparse:
-            sparse.truncate(left * 10**9)
-    for free in (needed, needed - 0.4):
-        monkeypatch.setattr(
-            shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=free * 10**9)
-        )
-        said = [
-            sentence.split(" at ")[0] for sentence in check_machine.disk(tmp_path / ".venv", torch)
-        ]
-        assert said == ([] if free == needed else [f"{needed} GB of disk are needed"])

@@ -4,12 +4,11 @@ import csv
 import itertools
 import json
 import math
-import subprocess
 import sys
 from importlib.util import find_spec
 
 import pytest
-from common import ROOT, environment, program
+from common import ROOT, environment, printed, program
 
 pytest.importorskip("matplotlib")
 pytestmark = pytest.mark.slow
@@ -21,15 +20,8 @@ PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 def run(script, *options):
-    result = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / script), *map(str, options)],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout
+    command = [sys.executable, ROOT / "benchmarks" / script, *map(str, options)]
+    return printed(*command, env=environment(), timeout=600)
 
 
 def test_cell(tmp_path):
@@ -73,13 +65,13 @@ def test_lengths(tmp_path):
 
 def test_sweep(tmp_path):
     sizes = ["--batches", 1, 17, "--inputs", 0, 3, "--states", 1, 5]
-    printed = run("sweep.py", *sizes, "--rounds", 1, "--output", tmp_path)
+    said = run("sweep.py", *sizes, "--rounds", 1, "--output", tmp_path)
     file = tmp_path / "sweep.csv"
     rows = figures.read(file)
     assert len(rows) == 2 * 2 * 2
     slower = sum(float(row[what]) < 1 for row in rows for what in KINDS)
-    assert f"24 figures, {slower} slower" in printed
-    assert printed.count("\nthreads 1, batch") + printed.startswith("threads 1, batch") == slower
+    assert f"24 figures, {slower} slower" in said
+    assert said.count("\nthreads 1, batch") + said.startswith("threads 1, batch") == slower
     run("plots.py", file)
     assert file.with_suffix(".png").read_bytes().startswith(PNG_SIGNATURE)
 

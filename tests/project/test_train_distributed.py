@@ -2,11 +2,10 @@
 the CPU of one machine, with gloo."""
 
 import re
-import subprocess
 import sys
 
 import pytest
-from common import ROOT, environment
+from common import ROOT, environment, printed
 
 # The tests share the training on one process.
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("trains")]
@@ -17,15 +16,10 @@ def train(processes, output, *options):
     # torchrun ends the processes that it started if it is ended by SIGTERM, which timeout sends.
     launcher = ["timeout", "300", sys.executable, "-m", "torch.distributed.run", "--standalone"]
     program = [ROOT / "examples" / "train_distributed.py", f"--output={output}", "--batch-size=4"]
-    result = subprocess.run(
-        [*launcher, f"--nproc-per-node={processes}", *program, "--save-every=2", *options],
-        env=environment(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES=""),
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stderr
-    printed = re.findall(r"^step +(\d+): bits per character (\S+)$", result.stdout, re.M)
-    return {int(step): float(bits) for step, bits in printed}
+    command = [*launcher, f"--nproc-per-node={processes}", *program, "--save-every=2", *options]
+    said = printed(*command, env=environment(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES=""))
+    found = re.findall(r"^step +(\d+): bits per character (\S+)$", said, re.M)
+    return {int(step): float(bits) for step, bits in found}
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import itertools
 import math
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -118,6 +119,13 @@ def environment(**more: str) -> dict[str, str]:
     parent = str(Path(lltm_ops.__file__).parent.parent)
     path = os.pathsep.join([parent, *filter(None, [os.environ.get("PYTHONPATH")])])
     return os.environ | {"PYTHONPATH": path} | more
+
+
+def printed(*command: Any, **options: Any) -> str:
+    """What a command prints that does not fail."""
+    result = subprocess.run(command, capture_output=True, text=True, **options)
+    assert result.returncode == 0, result.stdout[-9000:] + result.stderr[-9000:]
+    return result.stdout
 
 
 def load_beside_library(name: str, *sources: str) -> None:

@@ -63,24 +63,14 @@ def run_inside(system: Path, user: str, folder: str, command: str, log: Path) ->
     inside += ["bash", "-c", f"cd {folder} && {command}"]
     isolated = ["setpriv", "--pdeathsig=KILL"]
     isolated += ["unshare", "--mount", "--pid", "--fork", "--kill-child", "bash", "-c"]
-    process = subprocess.Popen(
-        [*isolated, f'{mounts} && exec "$@"', "bash", *inside],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    with log.open("ab") as file:
-        file.write(f"\n$ {command}\n".encode())
-        start = last = time.monotonic()
-        silence, printed = 0.0, b""
-        while chunk := os.read(process.stdout.fileno(), 65536):
-            silence, last = max(silence, time.monotonic() - last), time.monotonic()
-            printed += chunk
-            file.write(chunk)
-            file.flush()
-    status = process.wait()
-    passed = re.findall(r"\d+ passed[^=\n]*", printed.decode(errors="replace"))
-    words = f"exit status {status}, {time.monotonic() - start:.0f} s, silent for {silence:.0f} s"
+    with log.open("a+", errors="replace") as file:
+        print(f"\n$ {command}", file=file, flush=True)
+        begin, start = file.tell(), time.monotonic()
+        whole = [*isolated, f'{mounts} && exec "$@"', "bash", *inside]
+        status = subprocess.call(whole, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+        words = f"exit status {status}, {time.monotonic() - start:.0f} s"
+        file.seek(begin)
+        passed = re.findall(r"\d+ passed[^=\n]*", file.read())
     return status, ", ".join([words, *passed[-1:]])
 
 

@@ -24,7 +24,7 @@ right = lltm_ops.forward
 lltm_ops.forward = lambda *arguments: [sign() * result for result in right(*arguments)]
 """
 ERROR = """
-soak.ERRORS = [("forward", "weights too narrow")]
+soak.ERRORS = [("forward", "input too wide")]
 plant(lambda: setattr(soak.test_errors, "arguments_of", lambda *_: soak.common.sample_inputs()))
 """
 THREAD = "plant(lambda: threading.Thread(target=threading.Event().wait, daemon=True).start())"
@@ -35,7 +35,7 @@ THREAD = "plant(lambda: threading.Thread(target=threading.Event().wait, daemon=T
     ("planted", "words"),
     [
         (NUMBER, [" of cell ", "Tensor-likes are not equal"]),
-        (ERROR, ["forward, weights too narrow: no error"]),
+        (ERROR, ["forward, input too wide: no error"]),
         ("kept = []; plant(lambda: kept.append(torch.ones(2**22)))", ["MiB grew from"]),
         ("kept = []; plant(lambda: kept.append(open(os.devnull)))", ["files grew from"]),
         (THREAD, ["threads grew from"]),

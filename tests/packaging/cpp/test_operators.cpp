@@ -19,10 +19,10 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tanh.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <string>
 #include <tuple>
-#include <utility>
 #include <vector>
 
 namespace {
@@ -52,10 +52,6 @@ Arguments arguments(at::IntArrayRef lead, int64_t batch) {
       random({batch, 4})};
 }
 
-std::vector<Tensor> as_vector(const Arguments& a) {
-  return {a.input, a.weights, a.bias, a.old_h, a.old_cell};
-}
-
 // The mathematics, in plain ATen.
 lltm::ForwardResult reference(const Arguments& a) {
   const auto gates =
@@ -73,26 +69,20 @@ void check_close(const Tensor& actual, const Tensor& expected) {
       actual);
 }
 
-std::vector<Tensor> gradients(
-    const lltm::ForwardResult& outputs,
-    const Arguments& a) {
-  const auto& [h, cell] = outputs;
-  ((h * h).sum() + cell.sum()).backward();
-  std::vector<Tensor> gradients;
-  for (const auto& tensor : as_vector(a)) {
-    gradients.push_back(std::exchange(tensor.mutable_grad(), Tensor()));
-  }
-  return gradients;
-}
-
+// Also the loss of both, which autograd takes to every argument.
 void check_same(
     const lltm::ForwardResult& actual,
     const lltm::ForwardResult& expected,
     const Arguments& a) {
+  const auto gradients = [&](const lltm::ForwardResult& outputs) {
+    const auto& [h, cell] = outputs;
+    return torch::autograd::grad(
+        {(h * h).sum() + cell.sum()},
+        {a.input, a.weights, a.bias, a.old_h, a.old_cell});
+  };
   check_close(std::get<0>(actual), std::get<0>(expected));
   check_close(std::get<1>(actual), std::get<1>(expected));
-  const auto ours = gradients(actual, a);
-  const auto exact = gradients(expected, a);
+  const auto ours = gradients(actual), exact = gradients(expected);
   for (size_t i = 0; i < ours.size(); ++i) {
     check_close(ours[i], exact[i]);
   }

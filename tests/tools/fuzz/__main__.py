@@ -167,25 +167,16 @@ def drive(options: argparse.Namespace) -> Outcome:
             tasks.append((k, path, seed, min(CASES_OF_A_PROCESS, rest - k)))
     tasks.sort(key=lambda task: task[0])
     total = Outcome()
-    progress = None
-    if sys.stderr.isatty():
-        from tqdm import tqdm
-
-        progress = tqdm(total=options.cases, unit="case")
 
     def run(task: tuple[int, str, int, int]) -> Outcome:
         if total.failure is not None:
             return Outcome()
         outcome = run_process(*task[1:], options)
         total.add(outcome)
-        if progress is not None:
-            progress.update(outcome.cases)
         return outcome
 
     with ThreadPoolExecutor(os.cpu_count()) as executor:
         list(executor.map(run, tasks))
-    if progress is not None:
-        progress.close()
     return total
 
 

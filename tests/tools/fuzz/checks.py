@@ -401,9 +401,6 @@ def check_layer(case: Case, statistics: Statistics) -> None:
         check_value(case, statistics, name, result, exact)
     with torch.no_grad(), setting(case):
         check_same("inference", outputs, call())
-    one = case.layers == 1 and not case.bidirectional
-    if one and case.form == "padded" and case.time > 0:
-        check_one_layer(call, outputs)
     if not any(case.differentiated):
         return
     grads, results = gradients(case, make, outputs, list(call.named.values()))
@@ -419,20 +416,6 @@ def check_layer(case: Case, statistics: Statistics) -> None:
     if case.gives_hx:
         exact += [call.state_as_given(d_h_0), call.state_as_given(d_c_0)]
     check_gradients(case, statistics, list(call.named), results, exact)
-
-
-def check_one_layer(call: LayerCall, outputs: list[Tensor]) -> None:
-    """It is the operator."""
-    case, named = call.case, call.named
-    zeros = torch.zeros(1, case.batch, case.state, dtype=outputs[0].dtype)
-    bias = named["bias_l0"] if case.bias else outputs[0].new_zeros(3 * case.state)
-    with setting(case):
-        output, cells = torch.ops.lltm.sequence_forward(
-            named["input"], named["weights_l0"], bias,
-            named.get("h_0", zeros)[0], named.get("c_0", zeros)[0], None, False, call.resets,
-        )  # fmt: skip
-    same = [output, output[-1:], cells[-1:], cells]
-    check_same("operator", outputs, same[: len(outputs)])
 
 
 # -- Checks ----------------------------------------------------------------------------------------
