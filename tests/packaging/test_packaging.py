@@ -385,3 +385,12 @@ def test_clang_is_refused(monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", str(compiler))
     with pytest.raises(RuntimeError, match=r"to be g\+\+, but got clang \(.*c\+\+\), whose OpenMP"):
         _extension.compile_args(cuda=False)
+
+
+def test_an_archive_on_the_path_is_no_package(tmp_path):
+    archive = shutil.make_archive(str(tmp_path / "all"), "zip", ROOT, "lltm_ops")
+    result = subprocess.run(
+        [sys.executable, "-c", "import lltm_ops"],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": archive}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert "expected a folder, because the system loads a library from a file" in result.stderr
