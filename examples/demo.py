@@ -117,7 +117,7 @@ class Learner:
 
 
 def steps_that_fit(corpus: Corpus, batches: list[list[Tensor]], seconds: float) -> int:
-    """Of the race, and of what the readers then need to take all steps."""
+    """How many fit into the seconds, with what the readers need after the race."""
     times = []
     for name in READERS.values():
         learner = Learner(name, corpus, len(batches), seed=0)

@@ -62,7 +62,7 @@ ForwardResult sequence_forward_kernel(
       sequence_forward_impl<CudaSequenceDevice, false>(arguments));
 }
 
-// As Outcome lists them.
+// In the order of Outcome.
 std::vector<int64_t> recurrence_outcomes() {
   return {outcomes.begin(), outcomes.end()};
 }

@@ -20,8 +20,6 @@ each_kind = pytest.mark.parametrize("kind", ARGUMENTS, ids=lambda kind: kind.__n
 
 
 class Model(nn.Module):
-    """Tracers treat what they are given and what that contains in different ways."""
-
     def __init__(self, rnn):
         super().__init__()
         self.rnn = rnn
@@ -299,18 +297,16 @@ sizes[0] = batch
 layer = lltm_ops.LLTM(4, 8, bidirectional=True)
 data, resets = torch.randn(int(sizes.sum()), 4), torch.rand(int(sizes.sum())) < 0.1
 def run(rows, sizes):
-    output = layer(PackedSequence(data[:rows], sizes), None, resets[:rows])[0]
-    output.data.sum().backward()
+    layer(PackedSequence(data[:rows], sizes), None, resets[:rows])[0].data.sum().backward()
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 run(batch + 9, sizes[:10])
 before = peak()
 run(len(data), sizes)
-print(peak() - before)
+print(peak() - before)  # longest length times batch would be 90 million elements
 """
 
 
 def test_memory_of_a_packed_sequence_follows_its_rows():
-    """Longest length times batch would be 90 million elements."""
     run = subprocess.run([sys.executable, "-c", MEMORY], check=True, capture_output=True, text=True)
     assert float(run.stdout) < 120  # MiB; each of the 61,499 rows needs less than 1 KiB

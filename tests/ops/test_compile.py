@@ -294,7 +294,7 @@ class CellAndLayer(torch.nn.Module):
 
 
 class Recording(torch.fx.Tracer):
-    """As torchvision's, which finds the features of a module by what it calls."""
+    """torchvision's tracer finds the features of a module by what it calls, too."""
 
     def __init__(self):
         super().__init__()

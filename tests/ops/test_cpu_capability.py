@@ -179,7 +179,7 @@ for dtype in (torch.float32, torch.bfloat16):
 
 
 def test_a_system_that_refuses_generated_code():
-    """As under systemd's MemoryDenyWriteExecute: oneDNN cannot make a kernel."""
+    """systemd's MemoryDenyWriteExecute does, and oneDNN cannot make a kernel there."""
     command = [sys.executable, "-c", WITHOUT_EXECUTABLE_MEMORY]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if "Linux before 6.3" in result.stderr:
