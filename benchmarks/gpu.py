@@ -160,7 +160,7 @@ def run(step: Step) -> bool:
 
 
 def main() -> int:
-    # Where a shell in the background ignores it, the steps would, too.
+    # A shell in the background may ignore it, and then the steps would, too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(

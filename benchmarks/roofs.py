@@ -20,7 +20,7 @@ class Roof:
     flop_per_microsecond: float
 
     def share(self, microseconds: float, flop: int, size: int) -> float:
-        """Of our time beyond that of a call, what products or reading take at best."""
+        """Returns the part of our time beyond a call that products or reading take at best."""
         best = max(flop / self.flop_per_microsecond, size / self.bytes_per_microsecond)
         return best / (microseconds - self.call)
 
@@ -34,7 +34,7 @@ def measure(empty: Callable[[], Any], weights: Tensor) -> Roof:
 
 @functools.cache
 def product_rate(dtype: torch.dtype, threads: int) -> float:
-    """Of oneDNN's block products: the best block, operands in the cache."""
+    """Times oneDNN's block products: the best block, operands in the cache."""
     try:
         torch.ops.lltm_benchmark.brgemm(dtype, 32, 32, 256, 1)
     except RuntimeError:  # oneDNN multiplies it on no such processor, and the kernels convert it
@@ -51,7 +51,7 @@ def product_rate(dtype: torch.dtype, threads: int) -> float:
 
 
 def bandwidth(size: int) -> float:
-    """Of reading as many bytes over and over, from the cache that they fit in."""
+    """Times reading as many bytes over and over, from the cache that they fit in."""
     data = torch.zeros(max(4096, size // 4))
     repeats = int(2e7 / data.nbytes) + 1
     functions = {"": lambda: torch.ops.lltm_benchmark.read(data, repeats)}

@@ -43,7 +43,7 @@ def states_per_call(options: Options) -> int:
     return 2 * options.num_layers if options.bidirectional else options.num_layers
 
 
-def run_layers(
+def run_layers_or_explain(
     options: Options,
     parameters: List[Tensor],
     input: Tensor,
@@ -51,33 +51,18 @@ def run_layers(
     batch_sizes: Optional[Tensor],
     resets: Optional[Tensor],
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Returns output and cells of the last layer, and h_n and c_n of all.
+    """Calls :func:`run_layers`.
 
     If an operator refuses the layout, device or dtype of input or state, this says so in the names
-    of the layer. The operator's other words stay.
+    of the layer. The operator's other words stay. TorchScript cannot compile it.
     """
-    if torch.jit.is_scripting():  # type: ignore[attr-defined]
-        return _run_layers(options, parameters, input, hx, batch_sizes, resets)
-    else:
-        return _run_or_explain(options, parameters, input, hx, batch_sizes, resets)
-
-
-@torch.jit.unused
-def _run_or_explain(
-    options: Options,
-    parameters: List[Tensor],
-    input: Tensor,
-    hx: Optional[Tuple[Tensor, Tensor]],
-    batch_sizes: Optional[Tensor],
-    resets: Optional[Tensor],
-) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     if torch.compiler.is_compiling():
         fault = _fault(parameters[0], input, hx)
         if fault is not None:
             raise fault
-        return _run_layers(options, parameters, input, hx, batch_sizes, resets)
+        return run_layers(options, parameters, input, hx, batch_sizes, resets)
     try:
-        return _run_layers(options, parameters, input, hx, batch_sizes, resets)
+        return run_layers(options, parameters, input, hx, batch_sizes, resets)
     except RuntimeError:
         fault = _fault(parameters[0], input, hx)
         if fault is not None:
@@ -95,7 +80,7 @@ def _fault(
     return fault_of_tensors("lltm_ops.LLTM", ValueError, weights, input, state)
 
 
-def _run_layers(
+def run_layers(
     options: Options,
     parameters: List[Tensor],
     input: Tensor,
@@ -103,6 +88,7 @@ def _run_layers(
     batch_sizes: Optional[Tensor],
     resets: Optional[Tensor],
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Returns output and cells of the last layer, and h_n and c_n of all."""
     _check_input(options, input, batch_sizes, resets)
     h_0, c_0 = _initial_states(options, input, hx, batch_sizes)
     # A trace checks the number of what it unbinds, and would let h_0[i] pass with more states.

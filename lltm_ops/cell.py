@@ -155,7 +155,6 @@ class LLTMCell(LeafModule):
 
 
 # These are functions, so that no attribute of a subclass can take the place of one.
-@torch.jit.unused
 def _run_or_explain(
     input: Tensor, weights: Tensor, bias: Tensor, h: Tensor, c: Tensor
 ) -> Tuple[Tensor, Tensor]:  # noqa: UP006

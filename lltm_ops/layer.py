@@ -23,7 +23,12 @@ from lltm_ops._checks import (
     size_as_int,
 )
 from lltm_ops._leaf_module import LeafModule
-from lltm_ops._stacked_layers import Options, run_layers, states_per_call
+from lltm_ops._stacked_layers import (
+    Options,
+    run_layers,
+    run_layers_or_explain,
+    states_per_call,
+)
 
 
 # TorchScript reads the annotations of methods, and knows neither tuple[] nor "|" on old Pythons.
@@ -238,7 +243,11 @@ class LLTM(LeafModule):
                 check_resets(resets, "[batch, time]", list(input.shape[:2]))
                 resets = resets.transpose(0, 1)
             input = input.transpose(0, 1)
-        output, cells, h_n, c_n = run_layers(options, parameters, input, hx, batch_sizes, resets)
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
+            results = run_layers(options, parameters, input, hx, batch_sizes, resets)
+        else:
+            results = run_layers_or_explain(options, parameters, input, hx, batch_sizes, resets)
+        output, cells, h_n, c_n = results
         if has_no_batch:
             output, cells = output.squeeze(1), cells.squeeze(1)
             h_n, c_n = h_n.squeeze(1), c_n.squeeze(1)
@@ -318,7 +327,9 @@ def _run_packed_sequence(
             check_states(hx, [states_per_call(options), batch, options.hidden_size])
         hx = permuted(hx, sorted_indices)
     parameters = _parameters_in_order(layer)
-    output, cells, h_n, c_n = run_layers(options, parameters, data, hx, batch_sizes, resets)
+    output, cells, h_n, c_n = run_layers_or_explain(
+        options, parameters, data, hx, batch_sizes, resets
+    )
     packed, state = PackedSequence(output, *input[1:]), permuted((h_n, c_n), unsorted_indices)
     if layer.return_cells:
         return packed, state, PackedSequence(cells, *input[1:])

@@ -162,7 +162,7 @@ def listing(folder: Path, entries: list[Path], app: Sphinx) -> str:
 
 
 def table(path: Path) -> str:
-    """Of a CSV file, in the theme's style."""
+    """Returns a CSV file as a table in the theme's style."""
 
     def line(row: list[str], tag: str) -> str:
         return f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in row)}</tr>"

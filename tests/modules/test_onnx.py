@@ -139,7 +139,7 @@ def gates_of_every_magnitude(dtype):
 
 
 def assert_relatively_close(actual, expected, dtype):
-    # Where exp() overflows, a gate is zero that would be the smallest of numbers.
+    # A gate is zero where exp() overflows, and would be the smallest of numbers.
     bounds = {"rtol": 64 * torch.finfo(dtype).eps, "atol": 1e5 * torch.finfo(dtype).tiny}
     for ours, exact in zip(actual, expected, strict=True):
         torch.testing.assert_close(ours.double(), exact, **bounds)

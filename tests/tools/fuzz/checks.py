@@ -324,7 +324,7 @@ class LayerCall:
         )
         self.resets = make.booleans(*rows) if case.resets else None
         self.batch_sizes = None if case.lengths is None else make.integers(batch_sizes(case))
-        # Of the sequences, the longest first.
+        # Packed sequences begin with the longest.
         lengths = torch.tensor([-length for length in case.lengths or (0,) * case.batch])
         self.order = torch.argsort(lengths, stable=True)
 
