@@ -104,16 +104,6 @@ def message(op: Callable[..., Any], arguments: Sequence[Any], kinds: Any = Runti
     return str(error.value)
 
 
-def rejection(main: Callable[[list[str]], Any], arguments: list[Any], capsys: Any) -> str:
-    """The one sentence with which argparse ends a program."""
-    with pytest.raises(SystemExit) as exit:
-        main([str(argument) for argument in arguments])
-    assert exit.value.code == 2
-    usage, sentence = capsys.readouterr().err.split(" error: ")
-    assert usage.startswith("usage: ") and sentence.count("\n") == 1
-    return sentence
-
-
 def environment(**more: str) -> dict[str, str]:
     """For a process that finds the package which is tested here."""
     parent = str(Path(lltm_ops.__file__).parent.parent)
