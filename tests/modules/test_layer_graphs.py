@@ -103,29 +103,6 @@ def test_compiled_with_one_graph_for_many_lengths(device, options):
 
 
 @pytest.mark.parametrize(
-    ("enforce_sorted", "with_resets"), [(True, False), (False, True)], ids=["sorted", "unsorted"]
-)
-def test_compiled_with_one_graph_for_packed_sequences(enforce_sorted, with_resets):
-    torch._dynamo.reset()
-    layer = lltm_ops.LLTM(5, 6, num_layers=2, bidirectional=True)
-    counter = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(layer, backend=counter, fullgraph=True, dynamic=True)
-    for lengths in ([7, 2, 4], [9, 3, 3, 1], [5, 5]):
-        sequences = [torch.randn(length, 5) for length in lengths]
-        if enforce_sorted:
-            sequences.sort(key=len, reverse=True)
-        packed = pack_sequence(sequences, enforce_sorted=enforce_sorted)
-        resets = torch.rand(sum(lengths)) < 0.3 if with_resets else None
-        arguments = packed, state_of(layer, len(lengths)), resets
-        (ours, last), (exact, expected) = compiled(*arguments), layer(*arguments)
-        assert_close((ours.data, last), (exact.data, expected))
-        ours.data.sum().backward()
-        if lengths == [7, 2, 4]:
-            frames = counter.frame_count
-    assert counter.frame_count == frames
-
-
-@pytest.mark.parametrize(
     ("options", "with_resets", "requires_grad"),
     [
         ({"bidirectional": True}, True, True),
@@ -133,24 +110,32 @@ def test_compiled_with_one_graph_for_packed_sequences(enforce_sorted, with_reset
     ],
     ids=["trains", "infers"],
 )
-def test_compiled_by_default_with_one_graph_for_packed_sequences(
-    options, with_resets, requires_grad
+@pytest.mark.parametrize("dynamic", [True, None], ids=["dynamic", "by default"])
+@pytest.mark.parametrize("enforce_sorted", [True, False], ids=["sorted", "unsorted"])
+def test_compiled_with_one_graph_for_packed_sequences(
+    enforce_sorted, dynamic, options, with_resets, requires_grad
 ):
     torch._dynamo.reset()
     layer = lltm_ops.LLTM(5, 6, **options)
     counter = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(layer, backend=counter)
-    for lengths in ([7, 4, 2], [9, 3, 3, 1], [5, 5], [12, 11, 3, 2, 2, 1], [2, 2], [8, 6, 1]):
-        packed = pack_sequence([torch.randn(length, 5) for length in lengths])
+    compiled = torch.compile(layer, backend=counter, fullgraph=bool(dynamic), dynamic=dynamic)
+    for lengths in ([7, 4, 2], [9, 3, 3, 1], [5, 5], [12, 11, 3, 2, 2, 1], [2, 2], [1, 8, 6]):
+        lengths = sorted(lengths, reverse=True) if enforce_sorted else lengths
+        sequences = [torch.randn(length, 5) for length in lengths]
+        packed = pack_sequence(sequences, enforce_sorted=enforce_sorted)
         resets = torch.rand(sum(lengths)) < 0.3 if with_resets else None
+        arguments = packed, state_of(layer, len(lengths)), resets
         results = []
         for module in (compiled, layer):
             torch.manual_seed(0)
             with torch.set_grad_enabled(requires_grad):
-                output, last = module(packed, state_of(layer, len(lengths)), resets)
+                output, last = module(*arguments)
             results.append((output.data, last))
+            if requires_grad:
+                output.data.sum().backward()
         assert_close(*results)
-    assert counter.frame_count == 2  # the first is of the sizes of the first call only
+    # The first call makes both, or by default one of its own sizes only.
+    assert counter.frame_count == 2
 
 
 # Sizes below 2 get graphs of their own from torch.compile, but not from torch.export.

@@ -233,18 +233,10 @@ def test_a_torch_without_a_library():
     code = "import torch; torch.__version__ = '3.1.0'; import lltm_ops"
     status, output = run(code, package.parent)
     assert status == 1
-    (sentence,) = re.findall("^ImportError: (.*)", output, re.MULTILINE)
-    has = ", ".join(re.escape(".".join(minor)) + r" \([^)]+\)" for minor in minors(package))
-    assert re.fullmatch(
-        "lltm_ops: expected a library built for torch 3.1.0 in "
-        rf"{package}, but got those for torch {has}: .*`(pip install|python setup.py) .*",
-        sentence,
+    words = (
+        f"lltm_ops: expected a library built for torch 3.1.0 in {package}, but got those for torch"
     )
-
-
-def minors(package):
-    names = [re.match(r"_C_torch(\d+)_(\d+)", path.name) for path in package.glob("*.so")]
-    return sorted({name.groups() for name in names}, key=lambda minor: tuple(map(int, minor)))
+    assert f"ImportError: {words} {_extension.torch_minor()[0]}." in output
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """make new: what it writes is built, tested and packed as its user does it, once with the stable
 ABI and once for one torch. The templates' own tests say that the operators are right."""
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -226,16 +225,6 @@ def test_only_the_new_name_is_in_it(new_package, abi, name, tmp_path):
             assert word not in f"{path.relative_to(tmp_path)} {text}".lower(), path
     assert 0 < lines < 700
     assert (tmp_path / "new" / name / "_library.py").is_file()
-
-
-@pytest.mark.skipif(importlib.util.find_spec("ruff") is None, reason="no ruff")
-@each_abi
-def test_ruff(new_package, abi, tmp_path):
-    """Another name makes lines longer, and sorts imports in another way."""
-    new_package.create("Transformer2_ops", tmp_path / "new", abi)
-    for command in (["check"], ["format", "--check"]):
-        ruff = [sys.executable, "-m", "ruff", *command, "--no-cache", "."]
-        subprocess.run(ruff, cwd=tmp_path / "new", check=True)
 
 
 @pytest.mark.parametrize(

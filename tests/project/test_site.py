@@ -3,8 +3,6 @@
 import re
 import sys
 from html import unescape
-from html.parser import HTMLParser
-from urllib.parse import unquote, urlsplit
 
 import pytest
 import torch
@@ -63,29 +61,3 @@ def test_link_to_figures_leads_to_a_table(site):
     assert f'href="../../{target}"' in (site / "benchmarks/zen4/README.html").read_text()
     page = (site / target).read_text()
     assert "<th>lltm_ops</th>" in page and "<td>16x32x128</td>" in page
-
-
-class Links(HTMLParser):
-    def __init__(self):
-        super().__init__()
-        self.targets, self.anchors = [], set()
-
-    def handle_starttag(self, tag, attributes):
-        attributes = dict(attributes)
-        self.anchors.add(attributes.get("id"))
-        self.targets += [attributes[key] for key in ("href", "src") if attributes.get(key)]
-
-
-def test_every_link_leads_somewhere(site):
-    pages = {path: Links() for path in site.rglob("*.html")}
-    for path, parser in pages.items():
-        parser.feed(path.read_text())
-    for path, page in pages.items():
-        for target in page.targets:
-            url = urlsplit(target)
-            if url.scheme or url.netloc:
-                continue
-            file = (path.parent / unquote(url.path)).resolve() if url.path else path
-            assert file.exists(), (path.name, target)
-            if url.fragment and file in pages:
-                assert unquote(url.fragment) in pages[file].anchors, (path.name, target)
