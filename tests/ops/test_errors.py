@@ -130,14 +130,10 @@ SEQUENCE_VALUE_CASES = {
     ),
 }
 SEQUENCE_SPECIAL_CASES = {
-    "h0 None": replace("h0", lambda t: None),
-    "weights on another device": replace("weights", lambda t: t.to("meta")),
     "batch_sizes on another device": packed(replace("batch_sizes", lambda t: t.to("meta"))),
     "resets on another device": lambda a: a.update(
         resets=torch.zeros(5, 3, dtype=torch.bool, device="meta")
     ),
-    "c0 sparse": replace("c0", lambda t: t.to_sparse()),
-    "h0 nested": replace("h0", nested),
     "resets nested": lambda a: a.update(resets=nested(torch.zeros(5, 3, dtype=torch.bool))),
 }
 
@@ -216,12 +212,8 @@ batch_sizes of more rows: lltm::sequence_forward: expected input to have sum(bat
 batch_sizes whose sum is no int64: lltm::sequence_forward: expected sum(batch_sizes) to be at most 2**63 - 1, but got more
 more steps than a list holds: lltm::sequence_forward: expected at most 2147483647 steps, but got 1152921504606846976
 more batch_sizes than a list holds: lltm::sequence_forward: expected at most 2147483647 steps, but got 1099511627776
-h0 None: lltm::sequence_forward: expected h0 to be a tensor, but got an undefined tensor or None
-weights on another device: lltm::sequence_forward: expected weights to be on the device of input, cpu, but got meta
 batch_sizes on another device: lltm::sequence_forward: expected batch_sizes to be on the CPU, but got meta
 resets on another device: lltm::sequence_forward: expected resets to be on the device of input, cpu, but got meta
-c0 sparse: lltm::sequence_forward: expected c0 to be a dense tensor, but got layout Sparse
-h0 nested: lltm::sequence_forward: expected h0 to be a dense tensor, but got a nested tensor
 resets nested: lltm::sequence_forward: expected resets to be a dense tensor, but got a nested tensor""",
     )
 

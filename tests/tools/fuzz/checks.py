@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,23 +40,8 @@ class Outcome:
         self.failure = self.failure or other.failure
 
 
-@contextlib.contextmanager
-def setting(case: Case, threads: int | None = None) -> Iterator[None]:
-    """For what is tested; the reference runs on one thread."""
-    torch.set_num_threads(case.threads if threads is None else threads)
-    try:
-        with torch.backends.mkldnn.flags(enabled=case.onednn, allow_tf32=None):
-            yield
-    finally:
-        torch.set_num_threads(1)
-
-
 def maker_of(case: Case) -> Maker:
     return Maker(getattr(torch, case.dtype), case.values, list(case.layouts), case.seed)
-
-
-def arithmetic_of(case: Case) -> reference.Arithmetic:
-    return reference.Arithmetic(getattr(torch, case.dtype), case.composite)
 
 
 def batch_sizes(case: Case) -> list[int]:
@@ -104,7 +88,7 @@ def arguments_of(case: Case, make: Maker) -> list[Any]:
 
 
 def expected_of(case: Case, arguments: list[Any]) -> list[Bounded]:
-    of = arithmetic_of(case)
+    of = reference.Arithmetic(getattr(torch, case.dtype), case.composite)
     if case.call in ("forward", "_forward_with_gates"):
         return list(reference.forward(of, *map(exactly, arguments)))
     if case.call == "backward":
@@ -126,8 +110,11 @@ def call_operator(
     case: Case, name: str, arguments: list[Any], threads: int | None = None
 ) -> list[Tensor | None]:
     op = getattr(torch.ops.lltm, name)
-    with torch.no_grad(), setting(case, threads):
-        return list((composite(op) if case.composite else op)(*arguments))
+    torch.set_num_threads(threads or case.threads)
+    with torch.no_grad(), torch.backends.mkldnn.flags(enabled=case.onednn, allow_tf32=None):
+        results = (composite(op) if case.composite else op)(*arguments)
+    torch.set_num_threads(1)  # for the reference
+    return list(results)
 
 
 def run_case(case: Case, outcome: Outcome, threads_matter: bool = False) -> None:
