@@ -18,11 +18,6 @@ def test_signature_and_parameters():
     assert lltm_ops.LLTMCell(10, 20, device="meta").weights.is_meta
 
 
-def test_repr():
-    assert repr(lltm_ops.LLTMCell(10, 20)) == "LLTMCell(10, 20)"
-    assert repr(lltm_ops.LLTMCell(10, 20, bias=False)) == "LLTMCell(10, 20, bias=False)"
-
-
 @each_device
 @each_dtype
 @pytest.mark.parametrize("bias", [True, False])

@@ -251,7 +251,9 @@ def test_empty(slow, time, batch):
 
 
 def test_repr_names_what_differs_from_the_defaults():
-    assert repr(lltm_ops.LLTM(10, 20)) == "LLTM(10, 20)"
+    for kind in (lltm_ops.LLTM, lltm_ops.LLTMCell):
+        assert repr(kind(10, 20)) == f"{kind.__name__}(10, 20)"
+        assert repr(kind(10, 20, bias=False)) == f"{kind.__name__}(10, 20, bias=False)"
     layer = lltm_ops.LLTM(10, 20, 2, bias=False, zoneout=0.1, bidirectional=True)
     assert repr(layer) == "LLTM(10, 20, num_layers=2, bias=False, bidirectional=True, zoneout=0.1)"
 

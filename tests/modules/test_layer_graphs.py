@@ -81,6 +81,12 @@ def test_scripted_with_the_value_of_a_parametrized_parameter(how):
     assert all(parameter.grad is None for parameter in layer.parametrizations.parameters())
 
 
+def results_and_gradients(layer, call, *arguments):
+    output, (h_n, _) = call(*arguments)
+    loss = output.square().sum() + h_n.sum()
+    return [output, h_n, *torch.autograd.grad(loss, [*layer.parameters()])]
+
+
 @each_device
 @each_structure
 def test_compiled_with_one_graph_for_many_lengths(device, options):
@@ -91,14 +97,7 @@ def test_compiled_with_one_graph_for_many_lengths(device, options):
     for time, batch in ((7, 3), (2, 4), (40, 2)):
         input = torch.randn(time, batch, 5, device=device)
         assert_close(compiled(input), layer(input))
-        for module in (compiled, layer):
-            layer.zero_grad()
-            output, (h_n, _) = module(input)
-            (output.square().sum() + h_n.sum()).backward()
-            gradients = [p.grad for p in layer.parameters()]
-            if module is compiled:
-                expected = gradients
-        assert_close(gradients, expected)
+        assert_close(*(results_and_gradients(layer, call, input) for call in (compiled, layer)))
     assert counter.frame_count <= 2  # inference, and training of the same code
 
 
@@ -181,13 +180,8 @@ def test_compiled_with_one_graph_for_unbacked_time(backend, with_resets):
         for tensor in (input, resets):
             if tensor is not None:
                 torch._dynamo.decorators.mark_unbacked(tensor, 0)
-        found = []
-        for module in (compiled, layer):
-            layer.zero_grad()
-            output, (h_n, _) = module(input, hx, resets)
-            (output.square().sum() + h_n.sum()).backward()
-            found.append((output, h_n, *(parameter.grad for parameter in layer.parameters())))
-        assert_close(*found)
+        calls = (compiled, layer)
+        assert_close(*(results_and_gradients(layer, call, input, hx, resets) for call in calls))
     assert counter.frame_count == 1
 
 

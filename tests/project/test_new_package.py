@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from common import CXX, HAS_TORCHSCRIPT, OF_MAKE, ROOT, blocks, printed, program
+from common import CXX, HAS_TORCHSCRIPT, OF_MAKE, ROOT, blocks, printed, program, run_python
 from torch.utils.cpp_extension import CUDA_HOME
 
 NAME = "gated_layers"
@@ -105,14 +105,8 @@ def wheel(built, shell, tmp_path_factory):
 
 def python(code, folder, *paths, executable=sys.executable):
     """Runs code in a fresh process in a folder, with nothing of this project on its path."""
-    result = subprocess.run(
-        [executable, "-W", "ignore", "-c", code],
-        cwd=folder,
-        env=environment(PYTHONPATH=os.pathsep.join(map(str, paths))),
-        capture_output=True,
-        text=True,
-    )
-    return result.returncode, result.stderr if result.returncode else result.stdout
+    variables = environment(PYTHONPATH=os.pathsep.join(map(str, paths)))
+    return run_python(code, folder, variables, executable)
 
 
 @compiles

@@ -118,6 +118,16 @@ def printed(*command: Any, **options: Any) -> str:
     return result.stdout
 
 
+def run_python(
+    code: str, folder: Path, variables: dict[str, str], executable: Any = sys.executable
+) -> tuple[int, str]:
+    """The exit status, and what it printed or, if it failed, what it complained of."""
+    result = subprocess.run(
+        [executable, "-c", code], cwd=folder, env=variables, capture_output=True, text=True
+    )
+    return result.returncode, result.stderr if result.returncode else result.stdout
+
+
 def load_beside_library(name: str, *sources: str) -> None:
     """Builds sources of tests/ that call functions of the library, and loads what they register.
 
