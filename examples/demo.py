@@ -31,16 +31,12 @@ from language_model import (
     vocabulary_of,
     write,
 )
+from matplotlib.figure import Figure
 from torch import Tensor, nn
+from tqdm import tqdm
 from ways_to_run import agree, compare
 
 import lltm_ops
-
-try:
-    from matplotlib.figure import Figure
-    from tqdm import tqdm
-except ImportError as error:
-    sys.exit(f"demo.py: {error.name} is missing: pip install tqdm matplotlib")
 
 LAYERS = {"LLTM": lltm_ops.LLTM, "nn.LSTM": nn.LSTM, "nn.GRU": nn.GRU}
 COLORS = {"LLTM": "tab:red", "nn.LSTM": "tab:blue", "nn.GRU": "slategrey"}

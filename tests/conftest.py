@@ -35,32 +35,26 @@ def pytest_runtest_setup():
 
 
 class Running:
-    """Names what runs after ten seconds without a result. pytest-xdist runs tests elsewhere."""
+    """Names each test that has run for ten seconds. pytest-xdist runs tests elsewhere."""
 
     def __init__(self, reporter):
         self.reporter = reporter
         self.tests = {}
-        self.last = time.monotonic()
         threading.Thread(target=self.say, daemon=True).start()
 
     def pytest_runtest_logstart(self, nodeid):
         self.tests[nodeid] = time.monotonic()
-
-    def pytest_runtest_logreport(self, report):
-        self.last = time.monotonic()
 
     def pytest_runtest_logfinish(self, nodeid):
         self.tests.pop(nodeid, None)
 
     def say(self):
         while True:
-            time.sleep(1)
-            now = time.monotonic()
-            if now - self.last >= 9 and self.tests:
-                self.reporter.write("\n")
-                for nodeid, start in sorted(self.tests.items()):
-                    self.reporter.write_line(f"{nodeid} has run for {now - start:.0f} s")
-                self.last = now
+            time.sleep(10)
+            for nodeid, start in sorted(self.tests.items()):
+                seconds = time.monotonic() - start
+                if seconds > 10:
+                    self.reporter.write_line(f"\n{nodeid} has run for {seconds:.0f} s")
 
 
 def pytest_sessionstart(session):

@@ -1,6 +1,7 @@
 """What the tests of all chapters share: inputs, and the formulas of chapter 1 to compare with."""
 
 import runpy
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -27,3 +28,12 @@ def sample_inputs(
     ]
     tensors = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
     return [tensor.to(dtype).requires_grad_(requires_grad) for tensor in tensors]
+
+
+def assert_same_gradients(step: Callable, inputs: list[torch.Tensor]) -> None:
+    """The gradients of a loss that takes every element of both results are those of reference."""
+    ours, expected = (
+        torch.autograd.grad(sum(map(torch.norm, forward(*inputs))), inputs)
+        for forward in (step, reference)
+    )
+    torch.testing.assert_close(ours, expected)

@@ -4,7 +4,7 @@ import io
 
 import pytest
 import torch
-from common import each_sequence_kind, gradients, needs_torchscript, sample_inputs, sequence_inputs
+from common import each_operator, gradients, needs_torchscript, sample_inputs
 
 import lltm_ops
 
@@ -36,31 +36,16 @@ def test_module_scripted_saved_and_loaded(bias, batch, with_state):
     torch.testing.assert_close(loaded(input, state), cell(input, state), rtol=0, atol=0)
 
 
-def test_trains_after_loading():
-    cell = lltm_ops.LLTMCell(5, 4)
-    loaded = saved_and_loaded(torch.jit.script(cell))
-    input = torch.randn(3, 5)
-    for module in (cell, loaded):
-        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-        for _ in range(3):
-            optimizer.zero_grad()
-            new_h, new_cell = module(input)
-            (new_h.sum() + new_cell.square().sum()).backward()
-            optimizer.step()
-    torch.testing.assert_close([*loaded.parameters()], [*cell.parameters()])
-
-
-@each_sequence_kind
-def test_sequences_script_and_train(kind):
-    options = "batch_sizes: Optional[Tensor], reverse: bool, resets: Optional[Tensor]"
+@each_operator
+def test_operators_script_and_train(operator):
+    options = ["batch_sizes: Optional[Tensor]", "reverse: bool", "resets: Optional[Tensor]"]
+    parameters = [*operator.arguments[:5], *options[: len(operator.arguments) - 5]]
     unit = torch.jit.CompilationUnit(f"""
-def run(input, weights, bias, h0, c0, {options}):
-    return torch.ops.lltm.sequence_forward(
-        input, weights, bias, h0, c0, batch_sizes, reverse, resets
-    )
+def run({", ".join(parameters)}):
+    return torch.ops.lltm.{operator.forward.__name__}({", ".join(operator.arguments)})
 """)
-    inputs = sequence_inputs(dtype=torch.float64, kind=kind, requires_grad=True)
-    expected = gradients(torch.ops.lltm.sequence_forward, inputs)
+    inputs = operator.inputs(dtype=torch.float64, requires_grad=True)
+    expected = gradients(operator.forward, inputs)
     for _ in range(3):  # the profiling executor specialises on later calls
         for tensor in inputs[:5]:
             tensor.grad = None

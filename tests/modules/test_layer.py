@@ -9,10 +9,20 @@ import re
 import pytest
 import torch
 from common import HAS_TORCHSCRIPT, each_device, sequence_reference
-from layers import SLOW_OPTIONS, Times, assert_close, each_slow_option, each_structure, state_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from layers import (
+    SLOW_OPTIONS,
+    STRUCTURES,
+    Times,
+    assert_close,
+    each_slow_option,
+    each_structure,
+    state_of,
+)
 from torch import nn
 from torch.nn.utils import parametrize, prune
-from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence, unpack_sequence
 
 import lltm_ops
 
@@ -63,77 +73,106 @@ def test_attributes_that_programs_read_are_those_of_nn_lstm(options):
         assert getattr(layer, name) == getattr(peer, name)
 
 
-def stacked_cells(layer, input, state=None):
-    """What the layer computes, out of the reference, for padded input with time first."""
+def stacked_cells(layer, sequence, state, resets):
+    """Output, h_n, c_n and cells of one sequence, out of the reference."""
     parameters = dict(layer.named_parameters())
     directions = 2 if layer.bidirectional else 1
-    if state is None:
-        zeros = input.new_zeros(layer.num_layers * directions, input.shape[1], layer.hidden_size)
-        state = zeros, zeros
-    last_h, last_c = [], []
+    input, last = sequence.unsqueeze(1), []
     for index in range(layer.num_layers):
         results = []
         for direction, suffix in enumerate(["", "_reverse"][:directions]):
             weights = parameters[f"weights_l{index}{suffix}"]
             bias = parameters.get(f"bias_l{index}{suffix}", weights.new_zeros(len(weights)))
-            initial = (part[index * directions + direction] for part in state)
+            initial = (part[index * directions + direction].unsqueeze(0) for part in state)
             reverse = suffix == "_reverse"
-            results.append(sequence_reference(input, weights, bias, *initial, reverse=reverse))
-            for last, states in zip((last_h, last_c), results[-1], strict=True):
-                last.append(states[0 if reverse else -1])
+            if reverse and resets is not None:  # an episode that begins at a step ends before it
+                begins = torch.cat([resets[1:], resets[:1] & False])
+            else:
+                begins = resets
+            results.append(
+                sequence_reference(input, weights, bias, *initial, None, reverse, begins)
+            )
+            last.append([states[0 if reverse else -1, 0] for states in results[-1]])
         input, cells = (torch.cat(tensors, 2) for tensors in zip(*results, strict=True))
-    return input, (torch.stack(last_h), torch.stack(last_c)), cells
+    return input[:, 0], *map(torch.stack, zip(*last, strict=True)), cells[:, 0]
+
+
+def results_of_each(layer, form, sequences, state, resets):
+    """Output, h_n, c_n and cells of each sequence, by one call in that form."""
+    if form == "unbatched":
+        state = tuple(part[:, 0] for part in state) if state else None
+        output, last, cells = layer(sequences[0], state, resets and resets[0])
+        return [(output, *last, cells)]
+    if form in ("padded", "batch_first"):
+        dim = 0 if layer.batch_first else 1
+        resets = resets and torch.stack(resets, dim)
+        output, last, cells = layer(torch.stack(sequences, dim), state, resets)
+        each = output.unbind(dim), cells.unbind(dim)
+    else:
+        packed = pack_sequence(sequences, enforce_sorted=form != "unsorted")
+        resets = resets and pack_sequence(resets, enforce_sorted=form != "unsorted").data
+        if form == "batch_sizes":
+            output, last, cells = layer(packed.data, state, resets, packed.batch_sizes)
+            output, cells = packed._replace(data=output), packed._replace(data=cells)
+        else:
+            output, last, cells = layer(packed, state, resets)
+        assert isinstance(output, PackedSequence) and isinstance(cells, PackedSequence)
+        each = unpack_sequence(output), unpack_sequence(cells)
+    return list(zip(each[0], *(part.unbind(1) for part in last), each[1], strict=True))
 
 
 @each_device
-@each_structure
-@pytest.mark.parametrize("with_state", [False, True])
-def test_values_are_those_of_stacked_cells(device, options, with_state):
-    both = {"device": device, "dtype": torch.float64}
-    layer = lltm_ops.LLTM(5, 6, return_cells=True, **options, **both)
-    input = torch.randn(7, 4, 5, **both)
-    state = state_of(layer, 4, **both) if with_state else None
-    output, last, cells = layer(input.transpose(0, 1) if layer.batch_first else input, state)
-    if layer.batch_first:
-        output, cells = output.transpose(0, 1), cells.transpose(0, 1)
-    expected = stacked_cells(layer, input, state)
-    assert_close((output, last, cells), expected)
-    loss = sum(tensor.square().sum() for tensor in (output, *last, cells))
-    expected_loss = sum(t.square().sum() for t in (expected[0], *expected[1], expected[2]))
-    parameters = list(layer.parameters())
-    assert_close(
-        torch.autograd.grad(loss, parameters), torch.autograd.grad(expected_loss, parameters)
-    )
-
-
-@each_device
-@each_structure
-@pytest.mark.parametrize("slow", [{}, {"layer_norm": True}, {"zoneout": 0.3}], ids=str)
-@pytest.mark.parametrize("enforce_sorted", [False, True])
-@pytest.mark.parametrize("with_state", [False, True])
-def test_packed_is_what_each_sequence_gives_alone(
-    device, options, slow, enforce_sorted, with_state
+@pytest.mark.parametrize(
+    "form", ["padded", "batch_first", "unbatched", "sorted", "unsorted", "batch_sizes"]
+)
+@settings(max_examples=100, derandomize=True, deadline=None, database=None)
+@given(
+    options=st.fixed_dictionaries(
+        {"num_layers": st.integers(1, 3), "bidirectional": st.booleans(), "bias": st.booleans()}
+    ),
+    slow=st.sampled_from([{}, {}, {"layer_norm": True}, {"zoneout": 0.3}]),
+    lengths=st.lists(st.integers(1, 7), min_size=1, max_size=4),
+    with_state=st.booleans(),
+    with_resets=st.booleans(),
+    used=st.lists(st.booleans(), min_size=4, max_size=4).filter(any),
+)
+def test_any_layer_is_a_stack_of_cells(
+    device, form, options, slow, lengths, with_state, with_resets, used
 ):
+    """In each form of a call, and with all its gradients. What runs step by step, of which other
+    tests have the formulas, gives what it gives each sequence alone."""
     both = {"device": device, "dtype": torch.float64}
-    layer = lltm_ops.LLTM(5, 6, return_cells=True, **options, **slow, **both).eval()
-    lengths = sorted(LENGTHS, reverse=True) if enforce_sorted else LENGTHS
-    sequences = [torch.randn(length, 5, **both) for length in lengths]
-    state = state_of(layer, 4, **both) if with_state else None
-    packed = pack_sequence(sequences, enforce_sorted=enforce_sorted)
-    output, last, cells = layer(packed, state)
-    assert isinstance(output, PackedSequence) and isinstance(cells, PackedSequence)
-    outputs, found = pad_packed_sequence(output, batch_first=True)
-    all_cells, _ = pad_packed_sequence(cells, batch_first=True)
-    assert found.tolist() == lengths
-    for row, sequence in enumerate(sequences):
-        own = None if state is None else tuple(part[:, row].contiguous() for part in state)
-        alone = layer(sequence, own)
-        here = (
-            outputs[row, : len(sequence)],
-            tuple(part[:, row] for part in last),
-            all_cells[row, : len(sequence)],
-        )
-        assert_close(here, alone)
+    layer = lltm_ops.LLTM(
+        5, 6, batch_first=form == "batch_first", return_cells=True, **options, **slow, **both
+    ).eval()
+    if form in ("padded", "batch_first"):
+        lengths = lengths[:1] * len(lengths)
+    elif form != "unsorted":
+        lengths = sorted(lengths, reverse=True)[: 1 if form == "unbatched" else None]
+    sequences = [torch.randn(length, 5, **both, requires_grad=True) for length in lengths]
+    given = state_of(layer, len(lengths), **both, requires_grad=True)
+    resets = [torch.rand(length, device=device) < 0.3 for length in lengths]
+    state, resets = given if with_state else None, resets if with_resets else None
+    ours = results_of_each(layer, form, sequences, state, resets)
+    expected = []
+    for i, sequence in enumerate(sequences):
+        own = [part[:, i] if with_state else torch.zeros_like(part[:, i]) for part in given]
+        begins = resets and resets[i]
+        if slow:
+            own = [part.unsqueeze(1) for part in own]
+            begins = begins if begins is None else [begins]
+            expected += results_of_each(layer, "unbatched", [sequence], own, begins)
+        else:
+            expected.append(stacked_cells(layer, sequence, own, begins))
+    assert_close(ours, expected)
+    leaves = [*sequences, *layer.parameters(), *(given if with_state else ())]
+
+    def gradients(results):
+        chosen = [t for each in results for t, wanted in zip(each, used, strict=True) if wanted]
+        loss = sum(tensor.sin().sum() for tensor in chosen)
+        return torch.autograd.grad(loss, leaves, materialize_grads=True)
+
+    assert_close(gradients(ours), gradients(expected))
 
 
 def test_arguments_are_named_as_those_of_nn_lstm():
@@ -182,39 +221,19 @@ def test_a_cell_and_a_layer_share_parameters():
     torch.testing.assert_close(output[-1], h[0])
 
 
-@each_device
 @each_structure
 @pytest.mark.parametrize("slow", [{}, {"layer_norm": True}], ids=str)
-@pytest.mark.parametrize("form", ["batched", "unbatched", "packed"])
-def test_resets(device, options, slow, form):
+def test_resets(options, slow):
     """A reset splits a sequence in two, the second of which begins with zeros."""
-    both = {"device": device, "dtype": torch.float64}
-    layer = lltm_ops.LLTM(5, 6, **options, **slow, **both)
-    sequence = torch.randn(7, 5, **both)
-    resets = torch.arange(7, device=device) == 4
+    layer = lltm_ops.LLTM(5, 6, **options, **slow, dtype=torch.float64)
+    sequence = torch.randn(7, 5, dtype=torch.float64)
     first, second = layer(sequence[:4]), layer(sequence[4:])
     last = [part.clone() for part in second[1]]
     if layer.bidirectional:  # backwards, the first is what runs last
         for part, of_first in zip(last, first[1], strict=True):
             part[1::2] = of_first[1::2]
     expected = (torch.cat([first[0], second[0]]), tuple(last))
-    if form == "unbatched":
-        return assert_close(layer(sequence, None, resets), expected)
-    if form == "packed":
-        packed = pack_sequence([sequence, sequence[:4]])
-        rows = pack_sequence([resets.float(), torch.zeros(4, device=device)]).data.bool()
-        output, last = layer(packed, None, rows)
-        output, _ = pad_packed_sequence(output)
-        assert_close([output[:4, 1]], [first[0]])
-        return assert_close((output[:, 0], tuple(part[:, 0] for part in last)), expected)
-    dim = 0 if layer.batch_first else 1
-    output, last = layer(
-        torch.stack([sequence, sequence], dim),
-        None,
-        torch.stack([resets, torch.zeros_like(resets)], dim),
-    )
-    assert_close((output.select(dim, 0), tuple(part[:, 0] for part in last)), expected)
-    assert_close([output.select(dim, 1)], [layer(sequence)[0]])
+    assert_close(layer(sequence, None, torch.arange(7) == 4), expected)
 
 
 @pytest.mark.parametrize("slow", [{}, *SLOW_OPTIONS], ids=str)
@@ -232,7 +251,9 @@ def test_empty(slow, time, batch):
 
 
 def test_repr_names_what_differs_from_the_defaults():
-    assert repr(lltm_ops.LLTM(10, 20)) == "LLTM(10, 20)"
+    for kind in (lltm_ops.LLTM, lltm_ops.LLTMCell):
+        assert repr(kind(10, 20)) == f"{kind.__name__}(10, 20)"
+        assert repr(kind(10, 20, bias=False)) == f"{kind.__name__}(10, 20, bias=False)"
     layer = lltm_ops.LLTM(10, 20, 2, bias=False, zoneout=0.1, bidirectional=True)
     assert repr(layer) == "LLTM(10, 20, num_layers=2, bias=False, bidirectional=True, zoneout=0.1)"
 
@@ -390,10 +411,9 @@ def test_recurrent_dropout_takes_one_mask_for_all_steps():
     layer = lltm_ops.LLTM(5, 6, recurrent_dropout=0.5, dtype=torch.float64)
     input = torch.randn(9, 3, 5, dtype=torch.float64)
     output, _ = layer(input)
-    masks = itertools.product([0.0, 2.0], repeat=6)
     found = []
     for row in range(3):
-        for mask in masks if row == 0 else itertools.product([0.0, 2.0], repeat=6):
+        for mask in itertools.product([0.0, 2.0], repeat=6):
             h = cell = torch.zeros(1, 6, dtype=torch.float64)
             outputs = []
             for x in input[:, row : row + 1]:
@@ -404,8 +424,9 @@ def test_recurrent_dropout_takes_one_mask_for_all_steps():
             if torch.allclose(torch.cat(outputs), output[:, row]):
                 found.append(mask)
     assert len(found) == 3
-    layer.eval()
-    assert_close(layer(input), stacked_cells(layer, input)[:2])
+    plain = lltm_ops.LLTM(5, 6, dtype=torch.float64)
+    plain.load_state_dict(layer.state_dict())
+    assert_close(layer.eval()(input), plain(input))
 
 
 @pytest.mark.parametrize("form", ["padded", "packed"])
@@ -436,19 +457,20 @@ def test_variational_dropout_takes_one_mask_for_all_steps(form):
 # With the rest of PyTorch.
 
 
-@each_structure
+@pytest.mark.parametrize(
+    "layer", [lltm_ops.LLTMCell(5, 6), *(lltm_ops.LLTM(5, 6, **o) for o in STRUCTURES)], ids=str
+)
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, copy.copy, "pickle"])
-def test_copies(options, duplicate):
-    layer = lltm_ops.LLTM(5, 6, **options)
+def test_copies(layer, duplicate):
     if HAS_TORCHSCRIPT:
         torch.jit.script(layer)  # leaves nothing behind that hinders
     other = pickle.loads(pickle.dumps(layer)) if duplicate == "pickle" else duplicate(layer)
-    input = torch.randn(7, 4, 5)
+    input = torch.randn(7, 5)
     assert_close(other(input), layer(input), rtol=0, atol=0)
     assert repr(other) == repr(layer)
     if duplicate is not copy.copy:
         with torch.no_grad():
-            other.weights_l0.zero_()
+            next(other.parameters()).zero_()
         assert not torch.equal(other(input)[0], layer(input)[0])
 
 

@@ -81,6 +81,12 @@ def test_scripted_with_the_value_of_a_parametrized_parameter(how):
     assert all(parameter.grad is None for parameter in layer.parametrizations.parameters())
 
 
+def results_and_gradients(layer, call, *arguments):
+    output, (h_n, _) = call(*arguments)
+    loss = output.square().sum() + h_n.sum()
+    return [output, h_n, *torch.autograd.grad(loss, [*layer.parameters()])]
+
+
 @each_device
 @each_structure
 def test_compiled_with_one_graph_for_many_lengths(device, options):
@@ -91,38 +97,8 @@ def test_compiled_with_one_graph_for_many_lengths(device, options):
     for time, batch in ((7, 3), (2, 4), (40, 2)):
         input = torch.randn(time, batch, 5, device=device)
         assert_close(compiled(input), layer(input))
-        for module in (compiled, layer):
-            layer.zero_grad()
-            output, (h_n, _) = module(input)
-            (output.square().sum() + h_n.sum()).backward()
-            gradients = [p.grad for p in layer.parameters()]
-            if module is compiled:
-                expected = gradients
-        assert_close(gradients, expected)
+        assert_close(*(results_and_gradients(layer, call, input) for call in (compiled, layer)))
     assert counter.frame_count <= 2  # inference, and training of the same code
-
-
-@pytest.mark.parametrize(
-    ("enforce_sorted", "with_resets"), [(True, False), (False, True)], ids=["sorted", "unsorted"]
-)
-def test_compiled_with_one_graph_for_packed_sequences(enforce_sorted, with_resets):
-    torch._dynamo.reset()
-    layer = lltm_ops.LLTM(5, 6, num_layers=2, bidirectional=True)
-    counter = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(layer, backend=counter, fullgraph=True, dynamic=True)
-    for lengths in ([7, 2, 4], [9, 3, 3, 1], [5, 5]):
-        sequences = [torch.randn(length, 5) for length in lengths]
-        if enforce_sorted:
-            sequences.sort(key=len, reverse=True)
-        packed = pack_sequence(sequences, enforce_sorted=enforce_sorted)
-        resets = torch.rand(sum(lengths)) < 0.3 if with_resets else None
-        arguments = packed, state_of(layer, len(lengths)), resets
-        (ours, last), (exact, expected) = compiled(*arguments), layer(*arguments)
-        assert_close((ours.data, last), (exact.data, expected))
-        ours.data.sum().backward()
-        if lengths == [7, 2, 4]:
-            frames = counter.frame_count
-    assert counter.frame_count == frames
 
 
 @pytest.mark.parametrize(
@@ -133,24 +109,32 @@ def test_compiled_with_one_graph_for_packed_sequences(enforce_sorted, with_reset
     ],
     ids=["trains", "infers"],
 )
-def test_compiled_by_default_with_one_graph_for_packed_sequences(
-    options, with_resets, requires_grad
+@pytest.mark.parametrize("dynamic", [True, None], ids=["dynamic", "by default"])
+@pytest.mark.parametrize("enforce_sorted", [True, False], ids=["sorted", "unsorted"])
+def test_compiled_with_one_graph_for_packed_sequences(
+    enforce_sorted, dynamic, options, with_resets, requires_grad
 ):
     torch._dynamo.reset()
     layer = lltm_ops.LLTM(5, 6, **options)
     counter = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(layer, backend=counter)
-    for lengths in ([7, 4, 2], [9, 3, 3, 1], [5, 5], [12, 11, 3, 2, 2, 1], [2, 2], [8, 6, 1]):
-        packed = pack_sequence([torch.randn(length, 5) for length in lengths])
+    compiled = torch.compile(layer, backend=counter, fullgraph=bool(dynamic), dynamic=dynamic)
+    for lengths in ([7, 4, 2], [9, 3, 3, 1], [5, 5], [12, 11, 3, 2, 2, 1], [2, 2], [1, 8, 6]):
+        lengths = sorted(lengths, reverse=True) if enforce_sorted else lengths
+        sequences = [torch.randn(length, 5) for length in lengths]
+        packed = pack_sequence(sequences, enforce_sorted=enforce_sorted)
         resets = torch.rand(sum(lengths)) < 0.3 if with_resets else None
+        arguments = packed, state_of(layer, len(lengths)), resets
         results = []
         for module in (compiled, layer):
             torch.manual_seed(0)
             with torch.set_grad_enabled(requires_grad):
-                output, last = module(packed, state_of(layer, len(lengths)), resets)
+                output, last = module(*arguments)
             results.append((output.data, last))
+            if requires_grad:
+                output.data.sum().backward()
         assert_close(*results)
-    assert counter.frame_count == 2  # the first is of the sizes of the first call only
+    # The first call makes both, or by default one of its own sizes only.
+    assert counter.frame_count == 2
 
 
 # Sizes below 2 get graphs of their own from torch.compile, but not from torch.export.
@@ -196,13 +180,8 @@ def test_compiled_with_one_graph_for_unbacked_time(backend, with_resets):
         for tensor in (input, resets):
             if tensor is not None:
                 torch._dynamo.decorators.mark_unbacked(tensor, 0)
-        found = []
-        for module in (compiled, layer):
-            layer.zero_grad()
-            output, (h_n, _) = module(input, hx, resets)
-            (output.square().sum() + h_n.sum()).backward()
-            found.append((output, h_n, *(parameter.grad for parameter in layer.parameters())))
-        assert_close(*found)
+        calls = (compiled, layer)
+        assert_close(*(results_and_gradients(layer, call, input, hx, resets) for call in calls))
     assert counter.frame_count == 1
 
 

@@ -197,7 +197,12 @@ resets of floats: lltm::sequence_forward: expected resets to be dense with dtype
     )
 
 
-@pytest.mark.parametrize("module", [lltm_ops.LLTMCell(5, 4), lltm_ops.LLTM(5, 4)], ids=str)
+each_module = pytest.mark.parametrize(
+    "module", [lltm_ops.LLTMCell(5, 4), lltm_ops.LLTM(5, 4)], ids=str
+)
+
+
+@each_module
 def test_what_is_no_tensor_is_a_type_error(module):
     with pytest.raises(TypeError, match="expected input to be a tensor"):
         module(None)
@@ -255,23 +260,16 @@ def test_scripted_modules_say_the_same_words(module, case):
     assert module_message(module, case) in module_message(module, case, scripted_module)
 
 
-@pytest.mark.parametrize("module", [lltm_ops.LLTMCell(5, 4), lltm_ops.LLTM(5, 4)], ids=str)
+@each_module
 @pytest.mark.parametrize("case", [case for case in PLACE_CASES if "double" in case])
-def test_autocast_leaves_double_as_it_is_and_the_words_too(module, case):
-    expected = module_message(module, case)
+@pytest.mark.parametrize("make", [lambda module: module, compiled_module], ids=["eager", "compile"])
+def test_autocast_and_meta_leave_double_and_the_words_as_they_are(make, module, case):
+    arguments, expected = arguments_of_case(module, case), module_message(module, case)
     with torch.autocast("cpu", torch.bfloat16):
-        assert module_message(module, case) == expected
-        assert expected in module_message(module, case, compiled_module)
-
-
-@pytest.mark.parametrize("module", [lltm_ops.LLTMCell(5, 4), lltm_ops.LLTM(5, 4)], ids=str)
-@pytest.mark.parametrize("case", [case for case in PLACE_CASES if "double" in case])
-def test_modules_on_meta_say_the_same_words(module, case):
+        assert expected in message(make(module), arguments, MODULE_ERRORS)
     on_meta = deepcopy(module).to("meta")
-    arguments = tree_map(lambda tensor: tensor.to("meta"), arguments_of_case(module, case))
-    expected = module_message(module, case)
-    assert message(on_meta, arguments, MODULE_ERRORS) == expected
-    assert expected in message(compiled_module(on_meta), arguments, MODULE_ERRORS)
+    arguments = tree_map(lambda tensor: tensor.to("meta"), arguments)
+    assert expected in message(make(on_meta), arguments, MODULE_ERRORS)
 
 
 NAMES_OF_OPERATORS = r"\bh0\b|\bc0\b|old_h|old_cell|state_size|input_features|batch_sizes"

@@ -138,32 +138,26 @@ def gates_of_every_magnitude(dtype):
     return input, weights, zeros[:3, 0], zeros, zeros
 
 
-def assert_relatively_close(actual, expected, dtype):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("form", ["cell", "sequence", "sequence with resets"])
+def test_results_are_exact_at_every_magnitude(dtype, form):
+    """All steps of a sequence are alike, so that no sum cancels."""
+    arguments = double(gates_of_every_magnitude(dtype))
+    kind = ("padded", False, form == "sequence with resets")
+    if form == "cell":
+        operator = InDtype(torch.ops.lltm.forward, dtype)
+        expected = lltm_ops.reference(*arguments)
+    else:
+        input = arguments[0].expand(3, *arguments[0].shape)
+        resets = torch.rand(input.shape[:2]) < 0.3 if kind[2] else None
+        arguments = [input, *arguments[1:], None, resets]
+        operator, expected = sequence_operator(kind, dtype), sequence_results(arguments, kind)
     # A gate is zero where exp() overflows, and would be the smallest of numbers.
     bounds = {"rtol": 64 * torch.finfo(dtype).eps, "atol": 1e5 * torch.finfo(dtype).tiny}
-    for ours, exact in zip(actual, expected, strict=True):
+    for ours, exact in zip(
+        exported(operator, (arguments,), None)(arguments), expected, strict=True
+    ):
         torch.testing.assert_close(ours.double(), exact, **bounds)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_cell_is_exact_at_every_magnitude(dtype):
-    arguments = gates_of_every_magnitude(dtype)
-    run = exported(InDtype(torch.ops.lltm.forward, dtype), (double(arguments),), None)
-    expected = lltm_ops.reference(*double(arguments))
-    assert_relatively_close(run(double(arguments)), expected, dtype)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("with_resets", [False, True])
-def test_sequence_is_exact_at_every_magnitude(dtype, with_resets):
-    """All steps of a sequence are alike, so that no sum cancels."""
-    input, weights, bias, h0, c0 = gates_of_every_magnitude(dtype)
-    input = input.expand(3, *input.shape)
-    resets = torch.rand(input.shape[:2]) < 0.3 if with_resets else None
-    arguments = double([input, weights, bias, h0, c0, None, resets])
-    kind = ("padded", False, with_resets)
-    run = exported(sequence_operator(kind, dtype), (arguments,), None)
-    assert_relatively_close(run(arguments), sequence_results(arguments, kind), dtype)
 
 
 each_body = pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """Bad arguments of an operator raise one sentence with operator, argument, expectation and finding,
 the same words on every path, and change nothing."""
 
+import re
+
 import pytest
 import torch
 from common import (
@@ -59,21 +61,6 @@ FORWARD_CASES = {
     "all of float8": lambda a: a.update({k: v.to(torch.float8_e4m3fn) for k, v in a.items()}),
     "weights of double": retype("weights", torch.float64),
     "old_cell of bfloat16": retype("old_cell", torch.bfloat16),
-}
-BACKWARD_CASES = {
-    "grad_h of another batch": reshape("grad_h", 2, 4),
-    "grad_cell of rank 1": reshape("grad_cell", 4),
-    "new_cell of another state_size": reshape("new_cell", 3, 1),
-    "gates of one state_size": reshape("gates", 3, 4),
-    "old_h of another batch": reshape("old_h", 1, 4),
-    "grad_h of double": retype("grad_h", torch.float64),
-    "all of integers": lambda a: a.update({k: v.long() for k, v in a.items()}),
-}
-BACKWARD_SPECIAL_CASES = {
-    "grad_h None": replace("grad_h", lambda t: None),
-    "gates on another device": replace("gates", lambda t: t.to("meta")),
-    "weights sparse": replace("weights", lambda t: t.to_sparse()),
-    "grad_cell nested": replace("grad_cell", nested),
 }
 # They trouble the dispatcher, not the checks of shapes; not every path can express them.
 SPECIAL_CASES = {
@@ -143,32 +130,17 @@ SEQUENCE_VALUE_CASES = {
     ),
 }
 SEQUENCE_SPECIAL_CASES = {
-    "h0 None": replace("h0", lambda t: None),
-    "weights on another device": replace("weights", lambda t: t.to("meta")),
     "batch_sizes on another device": packed(replace("batch_sizes", lambda t: t.to("meta"))),
     "resets on another device": lambda a: a.update(
         resets=torch.zeros(5, 3, dtype=torch.bool, device="meta")
     ),
-    "c0 sparse": replace("c0", lambda t: t.to_sparse()),
-    "h0 nested": replace("h0", nested),
     "resets nested": lambda a: a.update(resets=nested(torch.zeros(5, 3, dtype=torch.bool))),
-}
-SEQUENCE_BACKWARD_CASES = {
-    "grad_output of another time": reshape("grad_output", 4, 3, 4),
-    "grad_cells of rank 2": reshape("grad_cells", 3, 4),
-    "output of another state_size": reshape("output", 5, 3, 5),
-    "cells of another batch": reshape("cells", 5, 2, 4),
-    "gates of one state_size": reshape("gates", 5, 3, 4),
-    "h0 of another batch": reshape("h0", 1, 4),
-    "grad_output of double": retype("grad_output", torch.float64),
 }
 
 
 CASES = {
     "forward": FORWARD_CASES | SPECIAL_CASES,
-    "backward": BACKWARD_CASES | BACKWARD_SPECIAL_CASES,
     "sequence_forward": SEQUENCE_CASES | SEQUENCE_VALUE_CASES | SEQUENCE_SPECIAL_CASES,
-    "sequence_backward": SEQUENCE_BACKWARD_CASES,
 }
 SAMPLES = {
     "forward": (ARGUMENTS, sample_inputs),
@@ -217,24 +189,6 @@ input nested: lltm::forward: expected input to be a dense tensor, but got a nest
     )
 
 
-def test_messages_of_backward():
-    assert_expected_inline(
-        catalogue("backward"),
-        """\
-grad_h of another batch: lltm::backward: expected grad_h to have shape [batch, state_size] = [3, 4], but got [2, 4]
-grad_cell of rank 1: lltm::backward: expected grad_cell to have 2 dimensions [batch, state_size], but got 1
-new_cell of another state_size: lltm::backward: expected new_cell to have shape [batch, state_size] = [3, 4], but got [3, 1]
-gates of one state_size: lltm::backward: expected gates to have shape [batch, 3 * state_size] = [3, 12], but got [3, 4]
-old_h of another batch: lltm::backward: expected old_h to have shape [batch, state_size] = [3, 4], but got [1, 4]
-grad_h of double: lltm::backward: expected grad_h to have the dtype of input, Float, but got Double
-all of integers: lltm::backward: expected input to have dtype Double, Float, BFloat16 or Half, but got Long
-grad_h None: lltm::backward: expected grad_h to be a tensor, but got an undefined tensor or None
-gates on another device: lltm::backward: expected gates to be on the device of input, cpu, but got meta
-weights sparse: lltm::backward: expected weights to be a dense tensor, but got layout Sparse
-grad_cell nested: lltm::backward: expected grad_cell to be a dense tensor, but got a nested tensor""",
-    )
-
-
 def test_messages_of_sequence_forward():
     assert_expected_inline(
         catalogue("sequence_forward"),
@@ -258,27 +212,9 @@ batch_sizes of more rows: lltm::sequence_forward: expected input to have sum(bat
 batch_sizes whose sum is no int64: lltm::sequence_forward: expected sum(batch_sizes) to be at most 2**63 - 1, but got more
 more steps than a list holds: lltm::sequence_forward: expected at most 2147483647 steps, but got 1152921504606846976
 more batch_sizes than a list holds: lltm::sequence_forward: expected at most 2147483647 steps, but got 1099511627776
-h0 None: lltm::sequence_forward: expected h0 to be a tensor, but got an undefined tensor or None
-weights on another device: lltm::sequence_forward: expected weights to be on the device of input, cpu, but got meta
 batch_sizes on another device: lltm::sequence_forward: expected batch_sizes to be on the CPU, but got meta
 resets on another device: lltm::sequence_forward: expected resets to be on the device of input, cpu, but got meta
-c0 sparse: lltm::sequence_forward: expected c0 to be a dense tensor, but got layout Sparse
-h0 nested: lltm::sequence_forward: expected h0 to be a dense tensor, but got a nested tensor
 resets nested: lltm::sequence_forward: expected resets to be a dense tensor, but got a nested tensor""",
-    )
-
-
-def test_messages_of_sequence_backward():
-    assert_expected_inline(
-        catalogue("sequence_backward"),
-        """\
-grad_output of another time: lltm::sequence_backward: expected grad_output to have shape [time, batch, state_size] = [5, 3, 4], but got [4, 3, 4]
-grad_cells of rank 2: lltm::sequence_backward: expected grad_cells to have 3 dimensions [time, batch, state_size], but got 2
-output of another state_size: lltm::sequence_backward: expected output to have shape [time, batch, state_size] = [5, 3, 4], but got [5, 3, 5]
-cells of another batch: lltm::sequence_backward: expected cells to have shape [time, batch, state_size] = [5, 3, 4], but got [5, 2, 4]
-gates of one state_size: lltm::sequence_backward: expected gates to have shape [time, batch, 3 * state_size] = [5, 3, 12], but got [5, 3, 4]
-h0 of another batch: lltm::sequence_backward: expected h0 to have shape [batch, state_size] = [3, 4], but got [1, 4]
-grad_output of double: lltm::sequence_backward: expected grad_output to have the dtype of input, Float, but got Double""",
     )
 
 
@@ -345,11 +281,9 @@ EVERY = [with_gates, with_grad, on_meta, fake, composite_formulas, compiled, map
 PATHS = [
     ("forward", FORWARD_CASES, [*EVERY, scripted, dual]),
     ("forward", SPECIAL_CASES, [with_gates, scripted, compiled]),
-    ("backward", BACKWARD_CASES, [on_meta, compiled, composite_formulas]),
     ("sequence_forward", SEQUENCE_CASES, EVERY),
     # They have no values on meta, nor in a graph.
     ("sequence_forward", SEQUENCE_VALUE_CASES, [with_grad, composite_formulas, mapped]),
-    ("sequence_backward", SEQUENCE_BACKWARD_CASES, [on_meta, compiled, composite_formulas]),
 ]
 # There are no tangents of integers, and torch.compile itself rejects sparse and nested tensors.
 INEXPRESSIBLE = {
@@ -388,3 +322,41 @@ def test_nothing_changes(case):
     for tensor, (copy, version) in zip(arguments, before, strict=True):
         assert tensor._version == version
         assert torch.equal(tensor.to(torch.complex128), copy.to(torch.complex128))
+
+
+def wrongly(tensor):
+    """The tensor in each way in which it does not fit the others; whether it is plain."""
+    for size in (
+        [n + (i == dim) for i, n in enumerate(tensor.shape)] for dim in range(tensor.dim())
+    ):
+        yield tensor.new_zeros(size), True
+    yield from ((tensor[None], True), (tensor.double(), True), (tensor.long(), True), (None, False))
+    yield from ((tensor.to("meta"), False), (tensor.to_sparse(), False))
+    yield torch.nested.as_nested_tensor([tensor, tensor]), False
+
+
+def sample_of(name):
+    """By argument. Resets of a sequence, so that something has to fit its time."""
+    names, sample = SAMPLES[name]
+    kind = {"kind": ("padded", False, True)} if "sequence" in name else {}
+    return dict(zip(names, sample(**kind), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [
+        (name, argument)
+        for name in SAMPLES
+        for argument, value in sample_of(name).items()
+        if isinstance(value, torch.Tensor) and argument != "resets"
+    ],
+)
+def test_every_argument_is_checked_in_every_way(name, argument):
+    arguments = sample_of(name)
+    for wrong, plain in wrongly(arguments[argument]):
+        arguments[argument] = wrong
+        words = message(getattr(torch.ops.lltm, name), arguments.values())
+        (blamed,) = re.findall(rf"^lltm::{name}: expected (\w+) to .*, but got .*$", words)
+        assert argument in (blamed, "input")  # which the others have to fit
+        for path in (on_meta, composite_formulas) if plain else ():
+            assert words in message(path(name), arguments.values())

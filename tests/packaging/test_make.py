@@ -160,12 +160,6 @@ def test_what_the_compiler_leaves_behind_does_not_hold_the_lock(project):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def test_an_environment_whose_python_is_gone_is_made_anew(project):
-    make(project, "test")
-    (project / ".venv" / "bin" / "python").unlink()
-    assert make(project, "test") == (0, [*INSTALL, *BUILD, *TEST])
-
-
 @pytest.mark.parametrize("variable", ["VENV", "PYTHON"])
 def test_the_environment_chooses_no_other_one(project, monkeypatch, variable):
     """There, these variables mean something else."""

@@ -13,7 +13,7 @@ import compiled_before
 import pytest
 import shell_blocks
 import torch
-from common import CXX, ROOT, printed
+from common import CXX, ROOT, printed, run_python
 
 import lltm_ops
 from lltm_ops import _extension
@@ -24,16 +24,8 @@ LIBRARY = _extension.find_library()
 
 
 def run(code, folder=ROOT, **environment):
-    """Python runs code with folder first on its path. Returns exit code, and what it printed or,
-    if it failed, what it complained of."""
-    result = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(folder), **environment},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-    )
-    return result.returncode, result.stderr if result.returncode else result.stdout
+    """Python runs code with folder first on its path."""
+    return run_python(code, folder, os.environ | {"PYTHONPATH": str(folder)} | environment)
 
 
 @pytest.fixture
@@ -233,18 +225,10 @@ def test_a_torch_without_a_library():
     code = "import torch; torch.__version__ = '3.1.0'; import lltm_ops"
     status, output = run(code, package.parent)
     assert status == 1
-    (sentence,) = re.findall("^ImportError: (.*)", output, re.MULTILINE)
-    has = ", ".join(re.escape(".".join(minor)) + r" \([^)]+\)" for minor in minors(package))
-    assert re.fullmatch(
-        "lltm_ops: expected a library built for torch 3.1.0 in "
-        rf"{package}, but got those for torch {has}: .*`(pip install|python setup.py) .*",
-        sentence,
+    words = (
+        f"lltm_ops: expected a library built for torch 3.1.0 in {package}, but got those for torch"
     )
-
-
-def minors(package):
-    names = [re.match(r"_C_torch(\d+)_(\d+)", path.name) for path in package.glob("*.so")]
-    return sorted({name.groups() for name in names}, key=lambda minor: tuple(map(int, minor)))
+    assert f"ImportError: {words} {_extension.torch_minor()[0]}." in output
 
 
 @pytest.mark.parametrize(
@@ -389,8 +373,5 @@ def test_clang_is_refused(monkeypatch, tmp_path):
 
 def test_an_archive_on_the_path_is_no_package(tmp_path):
     archive = shutil.make_archive(str(tmp_path / "all"), "zip", ROOT, "lltm_ops")
-    result = subprocess.run(
-        [sys.executable, "-c", "import lltm_ops"],
-        cwd=tmp_path, env=os.environ | {"PYTHONPATH": archive}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert "expected a folder, because the system loads a library from a file" in result.stderr
+    _, said = run("import lltm_ops", tmp_path, PYTHONPATH=archive)
+    assert "expected a folder, because the system loads a library from a file" in said

@@ -94,13 +94,6 @@ def test_a_way_that_cannot_run_costs_its_row(example, monkeypatch, capsys):
     assert "torch.compile is left out, because of IndexError: list" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("missing", ["tqdm", "matplotlib.figure"])
-def test_the_demo_names_a_missing_package(missing, example, monkeypatch):
-    monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(SystemExit, match=rf"{missing} is missing: pip install tqdm matplotlib"):
-        example("demo")
-
-
 @pytest.mark.parametrize("task", ["recall", "add", "latest"])
 def test_the_memory_tasks_ask_for_what_they_say(task, example):
     inputs, targets, marks = example("memory_tasks").batch(task, 12, 50)

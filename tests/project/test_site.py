@@ -3,8 +3,6 @@
 import re
 import sys
 from html import unescape
-from html.parser import HTMLParser
-from urllib.parse import unquote, urlsplit
 
 import pytest
 import torch
@@ -63,36 +61,3 @@ def test_link_to_figures_leads_to_a_table(site):
     assert f'href="../../{target}"' in (site / "benchmarks/zen4/README.html").read_text()
     page = (site / target).read_text()
     assert "<th>lltm_ops</th>" in page and "<td>16x32x128</td>" in page
-
-
-def test_name_of_a_test_leads_to_its_line(site):
-    lines = (ROOT / "tests" / "ops" / "test_gradients.py").read_text().splitlines()
-    line = next(n for n, text in enumerate(lines, 1) if text.startswith("def test_gradgradcheck("))
-    target = f'href="source/tests/ops/test_gradients.py.html#line-{line}"'
-    assert target in (site / "what_composes.html").read_text()
-
-
-class Links(HTMLParser):
-    def __init__(self):
-        super().__init__()
-        self.targets, self.anchors = [], set()
-
-    def handle_starttag(self, tag, attributes):
-        attributes = dict(attributes)
-        self.anchors.add(attributes.get("id"))
-        self.targets += [attributes[key] for key in ("href", "src") if attributes.get(key)]
-
-
-def test_every_link_leads_somewhere(site):
-    pages = {path: Links() for path in site.rglob("*.html")}
-    for path, parser in pages.items():
-        parser.feed(path.read_text())
-    for path, page in pages.items():
-        for target in page.targets:
-            url = urlsplit(target)
-            if url.scheme or url.netloc:
-                continue
-            file = (path.parent / unquote(url.path)).resolve() if url.path else path
-            assert file.exists(), (path.name, target)
-            if url.fragment and file in pages:
-                assert unquote(url.fragment) in pages[file].anchors, (path.name, target)

@@ -104,16 +104,6 @@ def message(op: Callable[..., Any], arguments: Sequence[Any], kinds: Any = Runti
     return str(error.value)
 
 
-def rejection(main: Callable[[list[str]], Any], arguments: list[Any], capsys: Any) -> str:
-    """The one sentence with which argparse ends a program."""
-    with pytest.raises(SystemExit) as exit:
-        main([str(argument) for argument in arguments])
-    assert exit.value.code == 2
-    usage, sentence = capsys.readouterr().err.split(" error: ")
-    assert usage.startswith("usage: ") and sentence.count("\n") == 1
-    return sentence
-
-
 def environment(**more: str) -> dict[str, str]:
     """For a process that finds the package which is tested here."""
     parent = str(Path(lltm_ops.__file__).parent.parent)
@@ -126,6 +116,16 @@ def printed(*command: Any, **options: Any) -> str:
     result = subprocess.run(command, capture_output=True, text=True, **options)
     assert result.returncode == 0, result.stdout[-9000:] + result.stderr[-9000:]
     return result.stdout
+
+
+def run_python(
+    code: str, folder: Path, variables: dict[str, str], executable: Any = sys.executable
+) -> tuple[int, str]:
+    """The exit status, and what it printed or, if it failed, what it complained of."""
+    result = subprocess.run(
+        [executable, "-c", code], cwd=folder, env=variables, capture_output=True, text=True
+    )
+    return result.returncode, result.stderr if result.returncode else result.stdout
 
 
 def load_beside_library(name: str, *sources: str) -> None:

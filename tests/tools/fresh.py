@@ -34,9 +34,6 @@ PIP = ".venv/bin/python -m pip"
 UNINSTALL = f'{PIP} uninstall --yes lltm_ops && test -z "$({PIP} list | grep lltm)"'
 # In the environment that the README's commands have made.
 INSTALLS = {
-    "pip install . is refused": (
-        f"! {PIP} install . > said 2>&1 && grep -e --no-build-isolation said && {UNINSTALL}"
-    ),
     "pip install": f"{PIP} install --no-build-isolation . && {USE} && {UNINSTALL}",
     "pip install of the sdist": (
         ".venv/bin/python setup.py --quiet sdist && "

@@ -49,10 +49,10 @@ FAULTS = {
 @pytest.mark.parametrize("check", FAULTS)
 def test_a_wrong_result_is_a_fault(check, monkeypatch):
     case = Case("forward", batch=3, features=5, state=4)
-    checks.run_case(case, checks.Statistics())
+    checks.run_case(case, checks.Outcome())
     monkeypatch.setattr(checks, "call_operator", wrong(FAULTS[check]))
     with pytest.raises(checks.Fault) as fault:
-        checks.run_case(case, checks.Statistics())
+        checks.run_case(case, checks.Outcome())
     assert fault.value.check == check
 
 

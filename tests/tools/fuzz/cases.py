@@ -11,11 +11,7 @@ from .arguments import LAYOUTS, SPECIALS, VALUES
 
 CELL_OPERATORS = ("forward", "_forward_with_gates", "backward")
 SEQUENCE_OPERATORS = ("sequence_forward", "_sequence_forward_with_gates", "sequence_backward")
-MODULES = ("LLTMCell", "LLTM")
 DTYPES = ("float32", "float64", "bfloat16", "float16")
-
-# How a layer is called: with a PackedSequence, or with batch_sizes, as TorchScript does.
-FORMS = ("padded", "batch_first", "unbatched", "packed", "batch_sizes")
 
 
 @dataclass(frozen=True)
@@ -40,15 +36,6 @@ class Case:
     threads: int = 1
     composite: bool = False
     onednn: bool = True
-    # Only modules use the rest.
-    form: str = "padded"
-    layers: int = 1
-    bidirectional: bool = False
-    bias: bool = True
-    gives_hx: bool = True
-    return_cells: bool = False
-    # Which results gradients come from; none: inference.
-    differentiated: tuple[bool, ...] = ()
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -97,27 +84,14 @@ def mostly(often: object, seldom: st.SearchStrategy, times: int) -> st.SearchStr
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    call = draw(st.sampled_from((*CELL_OPERATORS, *SEQUENCE_OPERATORS, *MODULES)))
-    is_module = call in MODULES
-    is_sequence = call in SEQUENCE_OPERATORS or call == "LLTM"
+    call = draw(st.sampled_from((*CELL_OPERATORS, *SEQUENCE_OPERATORS)))
+    is_sequence = call in SEQUENCE_OPERATORS
     time, batch, features, state = draw(sizes(one_step=not is_sequence))
-    form = draw(st.sampled_from(FORMS if call == "LLTM" else ("padded", "unbatched")))
-    form = form if is_module else draw(st.sampled_from(("padded", "packed")))
-    if call == "LLTM":
-        state = max(1, state)
-        time, batch = min(time, 12), min(batch, 20)
-    if form == "unbatched":
-        batch = 1
     lengths = None
-    if is_sequence and form in ("packed", "batch_sizes"):
-        # A PackedSequence has neither no sequences nor one of no steps.
-        batch, time = (max(1, batch), max(1, time)) if is_module else (batch, time)
+    if is_sequence and draw(st.booleans()):
         batch = batch if time > 0 else 0
         lengths = draw(st.lists(st.integers(1, max(1, time)), min_size=batch, max_size=batch))
-        if not (is_module and form == "packed"):
-            lengths.sort(reverse=True)
-        if is_module:
-            time = max(lengths)
+        lengths = tuple(sorted(lengths, reverse=True))
     return Case(
         call=call,
         dtype=draw(st.sampled_from(DTYPES)),
@@ -125,8 +99,8 @@ def cases(draw: st.DrawFn) -> Case:
         batch=batch,
         features=features,
         state=state,
-        lengths=None if lengths is None else tuple(lengths),
-        reverse=is_sequence and not is_module and draw(st.booleans()),
+        lengths=lengths,
+        reverse=is_sequence and draw(st.booleans()),
         resets=is_sequence and draw(st.booleans()),
         output_mask=tuple(draw(st.lists(mostly(True, st.just(False), 2), min_size=5, max_size=5)))
         if call.endswith("backward")
@@ -140,20 +114,6 @@ def cases(draw: st.DrawFn) -> Case:
         special=draw(mostly(None, st.sampled_from(SPECIALS), 4)),
         seed=draw(st.integers(0, 2**32 - 1)),
         threads=draw(st.integers(1, 4)),
-        composite=not is_module and draw(mostly(False, st.just(True), 4)),
+        composite=draw(mostly(False, st.just(True), 4)),
         onednn=draw(mostly(True, st.just(False), 8)),
-        form=form,
-        layers=draw(st.integers(1, 3)) if call == "LLTM" else 1,
-        bidirectional=call == "LLTM" and draw(st.booleans()),
-        bias=not is_module or draw(st.booleans()),
-        gives_hx=not is_module or draw(st.booleans()),
-        return_cells=call == "LLTM" and draw(st.booleans()),
-        differentiated=draw(st.sampled_from([(), *MASKS_OF_RESULTS[call]])) if is_module else (),
     )
-
-
-def _masks(count: int) -> list[tuple[bool, ...]]:
-    return [tuple(bool(i >> k & 1) for k in range(count)) for i in range(1, 2**count)]
-
-
-MASKS_OF_RESULTS = {"LLTMCell": _masks(2), "LLTM": _masks(4)}

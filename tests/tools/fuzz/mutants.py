@@ -80,9 +80,6 @@ REPLACED = {
     (FUZZER, "csrc/cpu/primitives/product_on_threads.h"): [
         ("return {packed_.data() + (panel * terms_ + k) *", "return {packed_.data() + k *"),
     ],
-    (FUZZER, "lltm_ops/_stacked_layers.py"): [
-        ("cells = torch.cat(outputs, -1)", "cells = torch.cat(outputs[::-1], -1)"),
-    ],
     ("test_indices_have_64_bits", "csrc/cuda/lltm_pointwise.h"): [
         (
             "gates + row * 3 * state_size + i,",

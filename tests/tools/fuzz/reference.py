@@ -97,10 +97,6 @@ def cat(tensors: Sequence[Bounded], dim: int = 0) -> Bounded:
     )
 
 
-def stack(tensors: Sequence[Bounded]) -> Bounded:
-    return cat([tensor[None] for tensor in tensors])
-
-
 @dataclass(frozen=True)
 class Arithmetic:
     """What rounds where, in kernels for a dtype.
@@ -137,19 +133,6 @@ class Arithmetic:
         special = (a.value.isnan() | b.value.isnan()) | a.value.isinf() | b.value.isinf()
         undecided = (a.undecided | b.undecided) & ~(a.value.isnan() | b.value.isnan())
         return self._with_specials(value, error, special, undecided, overflows=True)
-
-    def total(self, parts: Sequence[Bounded]) -> Bounded:
-        """What PyTorch adds up as tensors, in any order."""
-        total = parts[0]
-        for part in parts[1:]:
-            total = self.store(self.add(total, part))
-        if len(parts) < 3:
-            return total
-        magnitude = sum(part.value.abs() + part.error for part in parts)
-        more = len(parts) * (self.results.unit + OWN_UNIT) * magnitude
-        result = Bounded(total.value, torch.where(total.regular, total.error + more, total.error))
-        overflows = ~(magnitude < self.results.largest) & ~total.value.isnan()
-        return _undecided_where(overflows, result)
 
     def multiply(self, a: Bounded, b: Bounded) -> Bounded:
         value = a.value * b.value
@@ -411,13 +394,6 @@ class Run:
         steps = [(n, slice(end - n, end)) for n, end in zip(self.batch_sizes, ends, strict=True)]
         return steps[::-1] if self.reverse else steps
 
-    def last_rows(self, batch: int) -> Tensor:
-        """The last row that runs of each sequence."""
-        last = torch.zeros(batch, dtype=torch.int64)
-        for n, rows in self.steps():
-            last[:n] = torch.arange(rows.start, rows.stop)
-        return last
-
     def reset(self, state: Bounded, rows: slice) -> Bounded:
         if self.resets is None:
             return state
@@ -484,71 +460,3 @@ def sequence_backward(
     (all_old_h if run.reverse else all_d_gates).reverse()
     of_rows = linear_gradients(of, cat(all_d_gates), input, weights, cat(all_old_h))
     return *of_rows, of.store(d_h), of.store(d_cell)
-
-
-@dataclass
-class Layers:
-    """Layers of sequences in one direction or two, as nn.LSTM has them."""
-
-    of: Arithmetic
-    runs: list[Run]  # of each direction
-    parameters: list[tuple[Bounded, Bounded]]  # weights and bias, layer by layer
-
-    def forward(self, input: Bounded, h_0: Bounded, c_0: Bounded) -> tuple[Bounded, ...]:
-        """(output, h_n, c_n, cells); keeps what backward needs."""
-        self.h_0 = h_0
-        self.calls = []
-        last_h, last_c = [], []
-        for layer in range(0, len(self.parameters), len(self.runs)):
-            results = []
-            for i, run in enumerate(self.runs, layer):
-                output, cells, gates = sequence_forward(
-                    self.of, run, input, *self.parameters[i], h_0[i], c_0[i]
-                )
-                self.calls.append((input, output, cells, gates))
-                results.append((output, cells))
-                last = run.last_rows(h_0.value.shape[1])
-                last_h.append(output[last] if run.batch_sizes else h_0[i])
-                last_c.append(cells[last] if run.batch_sizes else c_0[i])
-            input, all_cells = (cat(parts, 1) for parts in zip(*results, strict=True))
-        return input, stack(last_h), stack(last_c), all_cells
-
-    def backward(
-        self, grad_output: Bounded, grad_h_n: Bounded, grad_c_n: Bounded, grad_cells: Bounded
-    ) -> tuple[Bounded, list[tuple[Bounded, Bounded]], Bounded, Bounded]:
-        """(d_input, d_parameters, d_h_0, d_c_0)."""
-        of, directions = self.of, len(self.runs)
-        size = self.h_0.value.shape[2]
-        grads_of_output, grads_of_cells = [grad_output], [grad_cells]
-        results = []
-        for i in reversed(range(len(self.parameters))):
-            run = self.runs[i % directions]
-            input, output, cells, gates = self.calls[i]
-            columns = slice(i % directions * size, (i % directions + 1) * size)
-            grads = [
-                of.total([*(part[:, columns] for part in parts), *of_last_state(run, last[i])])
-                for parts, last in ((grads_of_output, grad_h_n), (grads_of_cells, grad_c_n))
-            ]
-            d_input, *d_others = sequence_backward(
-                of, run, *grads, output, cells, gates, input, self.parameters[i][0], self.h_0[i]
-            )
-            if not run.batch_sizes:
-                d_others[2:] = grad_h_n[i], grad_c_n[i]
-            results.insert(0, (d_input, *d_others))
-            if i % directions == 0:
-                # Only the last layer returns its cell states.
-                grads_of_output = [result[0] for result in results[:directions]]
-                grads_of_cells = [zeros(output.value.shape[0], directions * size)]
-        _, d_weights, d_bias, d_h_0, d_c_0 = zip(*results, strict=True)
-        d_parameters = list(zip(d_weights, d_bias, strict=True))
-        return of.total(grads_of_output), d_parameters, stack(d_h_0), stack(d_c_0)
-
-
-def of_last_state(run: Run, grad: Bounded) -> list[Bounded]:
-    """The gradient of the last state, as one of the states of all rows."""
-    if not run.batch_sizes:
-        return []
-    last = run.last_rows(len(grad.value))
-    rows = zeros(sum(run.batch_sizes), grad.value.shape[1])
-    rows.value[last], rows.error[last] = grad.value, grad.error
-    return [Bounded(rows.value, rows.error)]
