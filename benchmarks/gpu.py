@@ -92,12 +92,12 @@ def steps_of(part: str) -> list[Step]:
                 "tests/cuda/recurrence/check.cpp",
                 "csrc/cuda/recurrence/lltm_recurrence_kernel.cu",
             ),
-            *((f"check_{n}_tiles", 40, [*large, f"--tiles={n}"]) for n in (1, 2, 4)),
+            *((f"check_{n}_tiles", 20, [*large, f"--tiles={n}"]) for n in (1, 2, 4)),
         ],
-        "operators": [tested(ROOT / "tests" / "cuda" / "test_cuda.py", 90)],
+        "operators": [tested(ROOT / "tests" / "cuda" / "test_cuda.py", 200)],
         "times": [
             compiled("ablations", "benchmarks/ablations.cu"),
-            ("ablations", 10, [str(OUTPUT / "ablations")]),
+            ("ablations", 20, [str(OUTPUT / "ablations")]),
             timed(
                 "float16", 90, "recurrence.py",
                 "--dtypes float16 --sizes 256 1024 512 --batches 8 16 32 64 128 --rounds 2",
@@ -112,8 +112,8 @@ def steps_of(part: str) -> list[Step]:
             ),
         ],
         "benchmark": [
-            timed("cell", 90, "cell.py", "--device cuda --dtypes bfloat16 float32 --rounds 2"),
-            timed("sequence", 40, "sequence.py", "--device cuda --dtypes float32 --rounds 2"),
+            timed("cell", 70, "cell.py", "--device cuda --dtypes bfloat16 float32 --rounds 2"),
+            timed("sequence", 20, "sequence.py", "--device cuda --dtypes float32 --rounds 2"),
         ],
         "checkers": [
             (tool, 20, [*checked, "--tool", tool, check, "--cases=4", "--units=256"])

@@ -209,7 +209,7 @@ struct GatesBackward {
       const auto out = cell_backward<opmath_t>(
           d_new_h,
           d_new_cell,
-          load(new_cell[i]),
+          lltm::tanh(load(new_cell[i])),
           load(gates[i]),
           load(gates[i + state_size]),
           load(gates[i + 2 * state_size]));

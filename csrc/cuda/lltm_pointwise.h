@@ -44,7 +44,7 @@ LLTM_INLINE opmath_t unit_backward(
   const auto out = cell_backward<opmath_t>(
       grad_h,
       grad_cell,
-      new_cell,
+      lltm::tanh(new_cell),
       gates[0],
       gates[state_size],
       gates[2 * state_size]);

@@ -220,7 +220,9 @@ class ForwardSteps {
       args.sequence = *sequence_;
       args.count = static_cast<int32_t>(chunk.end - chunk.begin);
       args.first = cursor_of(steps_, chunk.begin, reverse_);
-      args.row_before = chunk.begin > 0 ? steps_[chunk.begin - 1].first_row : 0;
+      if (chunk.begin > 0) {
+        args.before = cursor_of(steps_, chunk.begin - 1, reverse_);
+      }
       args.state_size = static_cast<int32_t>(h0_.size(1));
       args.weights = weights_for_h_.const_data_ptr<scalar_t>();
       args.weights_strides[0] = weights_for_h_.stride(0);

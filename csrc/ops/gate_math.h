@@ -179,18 +179,17 @@ struct CellBackward {
   opmath_t d_old_cell;
 };
 
-// Gradients of the three pre-activations and of the old cell state, from the
-// activated gates.
+// Gradients of the three pre-activations and of the old cell state, from
+// tanh(new_cell) and the activated gates.
 template <typename opmath_t>
 LLTM_INLINE CellBackward<opmath_t> cell_backward(
     opmath_t grad_h,
     opmath_t grad_cell,
-    opmath_t new_cell,
+    opmath_t t,
     opmath_t i,
     opmath_t o,
     opmath_t g) {
   const opmath_t one(1);
-  const opmath_t t = lltm::tanh(new_cell);
   const opmath_t d_cell = grad_cell + grad_h * o * (one - t * t);
   return {
       .d_input_gate = d_cell * g * i * (one - i),

@@ -35,7 +35,13 @@ MUTANTS = {
         ", not ",
     ),
     "no bound of the batch": (
-        "if (row >= step_.rows) {", "if (false) {", ADDRESS, "heap-buffer-overflow",
+        "row >= step_.rows || resets", "resets", ADDRESS, "heap-buffer-overflow",
+    ),
+    "resets of the step before": ("load_resets_of_lanes(next_);", "", [], ", not "),
+    "an index of 32 bits": (
+        "return (first_row + part_.owned_row(i)) * args_.state_size + part_.unit;",
+        "return int32_t((first_row + part_.owned_row(i)) * args_.state_size + part_.unit);",
+        ADDRESS, "AddressSanitizer",
     ),
     "a row of another packed step": (
         "next.first_row -= next.rows", "next.first_row -= rows", [], "a word was published twice",
@@ -111,6 +117,10 @@ def programs(tmp_path_factory):
 def test_numbers_match_double(programs):
     printed(programs["numbers"], "--cases=100", "--units=96")
     printed(programs["numbers"], "--seed=1000", "--cases=12", "--units=320")
+    # All blocks of columns of backward are in use, and steps are many.
+    wide = ["--least-units=704", "--units=704", "--blocks=44"]
+    printed(programs["numbers"], "--seed=2", "--cases=2", *wide)
+    printed(programs["numbers"], "--seed=15", "--cases=3", "--units=32", "--steps=90")
 
 
 @pytest.mark.skipif("not config.getoption('--at-full-size')", reason="asked for by --at-full-size")

@@ -95,7 +95,8 @@ void forward(const float* __restrict__ in, float* __restrict__ out, long n) {
 void backward(const float* __restrict__ in, float* __restrict__ out, long n) {
   for (long i = 0; i < n; ++i) {
     const auto cell = lltm::cell_backward<float>(
-        in[i], in[i + n], in[i + 2 * n], in[i + 3 * n], in[i + 4 * n], in[i + 5 * n]);
+        in[i], in[i + n], lltm::tanh(in[i + 2 * n]),
+        in[i + 3 * n], in[i + 4 * n], in[i + 5 * n]);
     out[i] = cell.d_input_gate;
     out[i + n] = cell.d_output_gate;
     out[i + 2 * n] = cell.d_candidate;

@@ -386,14 +386,18 @@ def expand_rows(tensor: Tensor) -> Tensor:
     return tensor[:1].expand(tensor.shape) if tensor.shape[0] else tensor
 
 
+def offset(tensor: Tensor, elements: int = 1) -> Tensor:
+    """Begins so many elements after the beginning of its memory."""
+    flat = torch.cat([tensor.new_zeros(elements), tensor.flatten()])
+    return flat[elements:].view(tensor.shape)
+
+
 LAYOUTS = {
     "contiguous": lambda t: t.clone(memory_format=torch.contiguous_format),
     "transposed": lambda t: (
         t.transpose(0, -1).clone(memory_format=torch.contiguous_format).transpose(0, -1)
     ),
-    "offset": lambda t: (
-        torch.cat([t.flatten(), t.flatten()[:1]]).roll(1)[1:].view(t.shape) if t.numel() else t
-    ),
+    "offset": offset,
     "strided": lambda t: torch.stack([t, t.flip(0)], dim=-1)[..., 0],
     "expanded": expand_rows,
 }

@@ -121,25 +121,20 @@ struct Arguments {
   int32_t state_size;
   const scalar_t* weights; // [3 * state_size, state_size]
   int64_t weights_strides[2];
-  const uint8_t* resets; // [rows], or null
+  const uint8_t* resets; // [rows], or null; any byte but 0 is one
 
   LLTM_INLINE scalar_t weight(int64_t gate_unit, int64_t unit) const {
     return weights[gate_unit * weights_strides[0] + unit * weights_strides[1]];
-  }
-
-  // Any byte but 0 is a reset.
-  LLTM_INLINE uint8_t reset(int64_t row) const {
-    return resets == nullptr ? 0 : resets[row];
   }
 };
 
 template <typename scalar_t>
 struct Forward : Arguments<scalar_t> {
-  // This launch runs count steps, from first on. row_before is the first row of
-  // the step that ran before first.
+  // This launch runs count steps, from first on. before is the step that ran
+  // before first, without rows if none did.
   int32_t count;
   Cursor first;
-  int64_t row_before;
+  Cursor before;
   const scalar_t* h0; // [batch, state_size], aligned to 16 bytes
   float*
       cell; // [batch, state_size]: before the first step, then after the last

@@ -24,6 +24,7 @@ template <int tiles>
 struct Part : Lane {
   static constexpr int kOwned = (tiles + 1) / 2;
 
+  int block;
   int unit_of_block;
   int row_of_tile;
   int first_tile;
@@ -31,7 +32,8 @@ struct Part : Lane {
   int first_row;
   int unit;
 
-  LLTM_INLINE Part(int block, int thread, int state_size) : Lane(thread) {
+  LLTM_INLINE Part(int block, int thread, int state_size)
+      : Lane(thread), block(block) {
     const int blocks = state_size / kUnits;
     unit_of_block = thread % kUnits;
     row_of_tile = thread / kUnits % kTileRows;
@@ -51,9 +53,15 @@ struct Part : Lane {
     return kColumns * warp + 8 * quad;
   }
 
+  // A block reads the rows of its tiles in this order. Each begins with another
+  // one, because L2 is slower if all read the same lines at once.
+  LLTM_INLINE int tile_at(int i) const {
+    return (i + block) % tiles;
+  }
+
   // All rows here are rows of the batch.
-  LLTM_INLINE int row_of_lane(int tile) const {
-    return first_row + tile * kTileRows + group;
+  LLTM_INLINE int row_of_lane(int i) const {
+    return first_row + tile_at(i) * kTileRows + group;
   }
 
   // With a single tile, half of the threads own nothing.
@@ -122,7 +130,6 @@ template <typename scalar_t>
 struct Source {
   const scalar_t* from; // the first of them, or null: zeros
   bool waits;           // until all have arrived
-  uint8_t reset;        // if not 0, zeros take the place of what arrives
 };
 
 // Up to kColumnBlocks of the blocks of columns of a warp.
@@ -167,20 +174,16 @@ class Gathered {
         machine.pause();
       }
     }
-#pragma unroll
-    for (int i = 0; i < kColumnBlocks; ++i) {
-      words_[i] = source.reset != 0 ? Words{} : words_[i];
-    }
     machine.sync_warp(); // mma needs all lanes
   }
 
-  // products[half][result] += the halves of weights[i][result] @ block i, for
-  // all i. These are two chains, each half as long.
-  template <typename scalar_t, int results, typename Machine>
+  // products[chain][result] += weights[i][result] @ block i, for all i. The
+  // halves of the blocks are in different chains, each of which is shorter.
+  template <typename scalar_t, int results, int chains, typename Machine>
   LLTM_INLINE void multiply(
       const Machine& machine,
       const uint32_t (&weights)[kColumnBlocks][results][2][4],
-      float (&products)[2][results][4]) const {
+      float (&products)[chains][results][4]) const {
 #pragma unroll
     for (int i = 0; i < kColumnBlocks; ++i) {
       if (i < count_) {
@@ -189,7 +192,7 @@ class Gathered {
 #pragma unroll
           for (int result = 0; result < results; ++result) {
             machine.template mma<scalar_t>(
-                products[half][result],
+                products[(2 * i + half) % chains][result],
                 weights[i][result][half],
                 words_[i].word[2 * half],
                 words_[i].word[2 * half + 1]);
@@ -230,15 +233,29 @@ LLTM_INLINE void store_sums(
   }
 }
 
-// Publishes two units as one word, from the lane of the first. All lanes have
-// to call it; those that publish nothing, with null.
-template <typename scalar_t, typename Machine>
-LLTM_INLINE void publish(const Machine& machine, scalar_t* to, float value) {
-  const auto own = static_cast<scalar_t>(value);
-  scalar_t other;
-  other.x = machine.shuffle_xor(own.x, 1);
+// Publishes values of two units as one word each, from the lane of the first,
+// at to + i * stride. All lanes have to call it; those that publish nothing,
+// with null.
+template <int count, typename scalar_t, typename Machine>
+LLTM_INLINE void publish(
+    const Machine& machine,
+    scalar_t* to,
+    int32_t stride,
+    const float (&values)[count]) {
+  uint32_t words[count];
+#pragma unroll
+  for (int i = 0; i < count; ++i) {
+    const auto own = static_cast<scalar_t>(values[i]);
+    scalar_t other;
+    other.x = machine.shuffle_xor(own.x, 1);
+    words[i] = pack(own, other);
+  }
   if (to != nullptr && machine.thread() % 2 == 0) {
-    machine.store_relaxed(reinterpret_cast<uint32_t*>(to), pack(own, other));
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      machine.store_relaxed(
+          reinterpret_cast<uint32_t*>(to + int64_t(i) * stride), words[i]);
+    }
   }
 }
 

@@ -6,11 +6,18 @@
 
 namespace lltm::recurrence {
 
+// A block looks for what others have published so long after it has published.
+// A look that finds nothing costs another way to L2 and back. 700 is within 4 %
+// of the best at each size (docs/benchmarks/h100/first_look.csv).
+constexpr uint32_t kForwardClocksToLook = 700;
+
 template <int tiles>
 constexpr int kForwardSums = tiles * kWarps * 3 * kUnits * kSumStride;
 
-// A block's part of the forward recurrence. It computes addresses and loads
-// from memory, which need no h, while the other blocks compute theirs.
+// A block's part of the forward recurrence. While it waits for h it does what
+// needs no h: it stores the last step's results, loads the next step's products
+// with input into registers, and those of the step after that into L2. No load
+// from memory may be under way when it looks, because loads return in order.
 template <int tiles, typename scalar_t, typename Machine>
 class ForwardBlock {
  public:
@@ -32,29 +39,34 @@ class ForwardBlock {
         cell_[i] = args_.cell[at(0, i)];
       }
     }
-    prepare(args_.first, args_.row_before);
+    before_ = args_.before;
+    step_ = args_.first;
+    next_ = step_after(step_, 0);
+    load_resets_of_lanes(step_);
+#pragma unroll
+    for (int i = 0; i < part_.kOwned; ++i) {
+      load_products(step_, i);
+    }
     for (int32_t turn = 0; turn < args_.count; ++turn) {
       float* const own = sums + turn % 2 * kForwardSums<tiles>;
-      multiply(own);
+      multiply(own, turn);
       machine_.sync_block();
       CellForward<float> out[part_.kOwned];
 #pragma unroll
       for (int i = 0; i < part_.kOwned; ++i) {
         out[i] = compute(own, i);
       }
+      published_at_ = machine_.clock();
 #pragma unroll
       for (int i = 0; i < part_.kOwned; ++i) {
         if (part_.owned_row(i) < step_.rows) {
           store(out[i], i);
         }
+        load_products(next_, i);
       }
-      if (turn + 1 < args_.count) {
-        const auto row_before = step_.first_row;
-        prepare(
-            args_.sequence.reverse ? step_.before(args_.sequence)
-                                   : step_.after(args_.sequence),
-            row_before);
-      }
+      before_ = step_;
+      step_ = next_;
+      next_ = ahead_;
     }
 #pragma unroll
     for (int i = 0; i < part_.kOwned; ++i) {
@@ -87,68 +99,108 @@ class ForwardBlock {
     return (first_row + part_.owned_row(i)) * args_.state_size + part_.unit;
   }
 
-  LLTM_INLINE scalar_t* gates_of(int i) const {
-    const auto row = step_.first_row - args_.gates_row + part_.owned_row(i);
+  LLTM_INLINE scalar_t* gates_of(Cursor step, int i) const {
+    const auto row = step.first_row - args_.gates_row + part_.owned_row(i);
     return args_.gates + row * 3 * args_.state_size + part_.unit;
   }
 
-  // step runs next.
-  LLTM_INLINE void prepare(Cursor step, int64_t row_before) {
-    step_ = step;
-#pragma unroll
-    for (int tile = 0; tile < tiles; ++tile) {
-      sources_[tile] = source_of(part_.row_of_lane(tile), row_before);
+  // The step that this launch runs after that of a turn, or one without rows.
+  LLTM_INLINE Cursor step_after(Cursor step, int32_t turn) const {
+    if (turn + 1 >= args_.count) {
+      return {0, 0, 0};
     }
+    return args_.sequence.reverse ? step.before(args_.sequence)
+                                  : step.after(args_.sequence);
   }
 
-  LLTM_INLINE Source<scalar_t> source_of(int row, int64_t row_before) const {
-    if (row >= step_.rows) {
-      return {nullptr, false, 0};
+  // Rows that did not run before begin with h0, and rows that are reset with
+  // zeros.
+  LLTM_INLINE Source<scalar_t> source_of(int tile) const {
+    const auto row = part_.row_of_lane(tile);
+    if (row >= step_.rows || resets_of_lane_[tile] != 0) {
+      return {nullptr, false};
     }
-    const bool waits = args_.sequence.reverse
-        ? step_.step < args_.sequence.length(row) - 1
-        : step_.step > 0;
-    const scalar_t* const from = waits
-        ? args_.output + (row_before + row) * args_.state_size
-        : args_.h0 + int64_t(row) * args_.state_size;
+    const bool waits = row < before_.rows;
+    const scalar_t* const from =
+        waits ? args_.output + before_.first_row * args_.state_size : args_.h0;
     return {
-        from + part_.first_column(), waits, args_.reset(step_.first_row + row)};
+        from + int64_t(row) * args_.state_size + part_.first_column(), waits};
   }
 
-  LLTM_INLINE void load_products() {
+  // A line is 16 units of a row, so one of their threads asks for it.
+  LLTM_INLINE void prefetch(Cursor step) const {
 #pragma unroll
     for (int i = 0; i < part_.kOwned; ++i) {
-      if (part_.owned_row(i) < step_.rows) {
-        if (part_.unit_of_block == 0) {
-          machine_.prefetch(args_.output + at(step_.first_row, i));
-        }
-        resets_[i] = args_.reset(step_.first_row + part_.owned_row(i));
+      if (part_.owned_row(i) < step.rows && part_.unit_of_block == 0) {
+        machine_.prefetch(args_.output + at(step.first_row, i));
 #pragma unroll
         for (int gate = 0; gate < 3; ++gate) {
-          products_[i][gate] = gates_of(i)[gate * args_.state_size];
+          machine_.prefetch(gates_of(step, i) + gate * args_.state_size);
         }
+      }
+    }
+  }
+
+  LLTM_INLINE void load_resets_of_lanes(Cursor step) {
+    if (args_.resets != nullptr) {
+#pragma unroll
+      for (int tile = 0; tile < tiles; ++tile) {
+        const auto row = part_.row_of_lane(tile);
+        resets_of_lane_[tile] =
+            row < step.rows ? args_.resets[step.first_row + row] : 0;
+      }
+    }
+  }
+
+  LLTM_INLINE void load_products(Cursor step, int i) {
+    if (part_.owned_row(i) < step.rows) {
+      const scalar_t* const gates = gates_of(step, i);
+#pragma unroll
+      for (int gate = 0; gate < 3; ++gate) {
+        products_[i][gate] = gates[gate * args_.state_size];
+      }
+      if (args_.resets != nullptr) {
+        resets_[i] = args_.resets[step.first_row + part_.owned_row(i)];
       }
     }
   }
 
   // Adds up the products with h of this warp's columns.
-  LLTM_INLINE void multiply(float* sums) {
-    Gathered gathered[2];
-    gathered[0].begin(machine_, sources_[0], 0, column_blocks_);
-    load_products();
+  LLTM_INLINE void multiply(float* sums, int32_t turn) {
+    Source<scalar_t> sources[tiles];
 #pragma unroll
     for (int tile = 0; tile < tiles; ++tile) {
-      gathered[tile % 2].finish(machine_, sources_[tile], 0);
-      if (tile + 1 < tiles) {
-        gathered[(tile + 1) % 2].begin(
-            machine_, sources_[tile + 1], 0, column_blocks_);
-      }
+      sources[tile] = source_of(tile);
+    }
+    machine_.wait_since(published_at_, kForwardClocksToLook);
+    Gathered gathered[2];
+#pragma unroll
+    for (int tile = 0; tile < 2 && tile < tiles; ++tile) {
+      gathered[tile].begin(machine_, sources[tile], 0, column_blocks_);
+    }
+    // While the words are on their way.
+    ahead_ = step_after(next_, turn + 1);
+    prefetch(ahead_);
+    load_resets_of_lanes(next_);
+#pragma unroll
+    for (int i = 0; i < part_.kOwned; ++i) {
+      to_[i] = part_.owned_row(i) < step_.rows
+          ? args_.output + at(step_.first_row, i)
+          : nullptr;
+    }
+#pragma unroll
+    for (int tile = 0; tile < tiles; ++tile) {
+      gathered[tile % 2].finish(machine_, sources[tile], 0);
       float products[2][3][4] = {};
       gathered[tile % 2].template multiply<scalar_t>(
           machine_, weights_, products);
+      if (tile + 2 < tiles) {
+        gathered[tile % 2].begin(
+            machine_, sources[tile + 2], 0, column_blocks_);
+      }
 #pragma unroll
       for (int gate = 0; gate < 3; ++gate) {
-        const int at = part_.sums_at(tile, part_.warp, 3, gate);
+        const int at = part_.sums_at(part_.tile_at(tile), part_.warp, 3, gate);
         store_sums(sums + at, part_, products[0][gate], products[1][gate]);
       }
     }
@@ -156,8 +208,7 @@ class ForwardBlock {
 
   LLTM_INLINE CellForward<float> compute(const float* sums, int i) {
     CellForward<float> out{};
-    scalar_t* to = nullptr;
-    if (part_.owned_row(i) < step_.rows) {
+    if (to_[i] != nullptr) {
       float sum[3];
 #pragma unroll
       for (int gate = 0; gate < 3; ++gate) {
@@ -166,16 +217,15 @@ class ForwardBlock {
       const float old_cell = resets_[i] != 0 ? 0 : cell_[i];
       out = cell_forward<float>(sum[0], sum[1], sum[2], old_cell);
       cell_[i] = out.new_cell;
-      to = args_.output + at(step_.first_row, i);
     }
-    publish(machine_, to, out.new_h);
+    publish<1>(machine_, to_[i], 0, {out.new_h});
     return out;
   }
 
   LLTM_INLINE void store(const CellForward<float>& out, int i) const {
     args_.cells[at(step_.first_row, i)] = static_cast<scalar_t>(out.new_cell);
     if (args_.write_gates) {
-      scalar_t* const gates = gates_of(i);
+      scalar_t* const gates = gates_of(step_, i);
       gates[0] = static_cast<scalar_t>(out.input_gate);
       gates[args_.state_size] = static_cast<scalar_t>(out.output_gate);
       gates[2 * args_.state_size] = static_cast<scalar_t>(out.candidate);
@@ -188,11 +238,16 @@ class ForwardBlock {
   const int column_blocks_;
   uint32_t weights_[kColumnBlocks][3][2][4] = {};
   float cell_[Part<tiles>::kOwned] = {};
-  // From here on, everything belongs to the step that runs next.
+  Cursor before_; // the step that ran before, without rows if none did
   Cursor step_;
-  Source<scalar_t> sources_[tiles];
+  Cursor next_;
+  Cursor ahead_; // the step after the next
+  uint32_t published_at_ = 0;
+  scalar_t* to_[Part<tiles>::kOwned] = {}; // where h goes, or null
+  // Of the step, until they are used; then of the next.
   scalar_t products_[Part<tiles>::kOwned][3] = {};
   uint8_t resets_[Part<tiles>::kOwned] = {};
+  uint8_t resets_of_lane_[tiles] = {};
 };
 
 // shared: two times kForwardSums, as a step may begin while the last is summed.

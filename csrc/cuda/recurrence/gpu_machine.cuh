@@ -48,6 +48,18 @@ struct GpuMachine {
   // Called between two looks. Here nothing else needs the thread.
   __device__ void pause() const {}
 
+  // Of this multiprocessor.
+  __device__ uint32_t clock() const {
+    uint32_t clocks;
+    asm volatile("mov.u32 %0, %%clock;" : "=r"(clocks)::"memory");
+    return clocks;
+  }
+
+  __device__ void wait_since(uint32_t begin, uint32_t clocks) const {
+    while (clock() - begin < clocks) {
+    }
+  }
+
   __device__ uint32_t shuffle_xor(uint32_t value, int mask) const {
     return __shfl_xor_sync(0xffffffffu, value, mask);
   }

@@ -84,6 +84,7 @@ struct Case {
   bool odd_h0;      // not finite
   bool odd_weights; // likewise
   int64_t steps_of_launch;
+  int64_t first_row; // of the tensors, of which only the rows from there exist
 
   std::string describe() const {
     std::string text = half ? "float16" : "bfloat16";
@@ -102,6 +103,7 @@ struct Case {
     add("odd_h0", odd_h0);
     add("odd_weights", odd_weights);
     add("steps of a launch", steps_of_launch);
+    add("first_row", first_row);
     text += ", lengths";
     for (const auto length : lengths) {
       text += " " + std::to_string(length);
@@ -115,6 +117,7 @@ Case draw(
     int64_t least_units,
     int64_t most_units,
     int64_t most_blocks,
+    int64_t most_steps,
     int tiles) {
   std::mt19937 random(seed);
   const auto between = [&](int64_t low, int64_t high) {
@@ -128,7 +131,7 @@ Case draw(
     const int any = 1 << between(0, 2);
     drawn.tiles = tiles > 0 ? tiles : any;
     drawn.batch = between(1, 10 * drawn.tiles);
-    drawn.steps = between(1, 6);
+    drawn.steps = between(1, most_steps);
   } while (recurrence::grid_blocks(drawn.batch, drawn.state_size, drawn.tiles) >
            most_blocks);
   drawn.reverse = between(0, 1);
@@ -147,6 +150,10 @@ Case draw(
     drawn.lengths[0] = static_cast<int32_t>(drawn.steps);
   }
   drawn.odd_weights = between(0, 3) == 0;
+  // No index of 32 bits reaches such rows.
+  if (between(0, 1) && backend::kFarRows) {
+    drawn.first_row = (int64_t(1) << 32) / drawn.state_size + 1;
+  }
   return drawn;
 }
 
@@ -264,6 +271,17 @@ class Run {
     return turn == 0 || sequence >= cursors_[turn - 1].rows;
   }
 
+  // As the kernels see it.
+  Cursor far(Cursor cursor) const {
+    cursor.first_row += case_.first_row;
+    return cursor;
+  }
+
+  template <typename T>
+  T* far(T* rows, int64_t columns) const {
+    return rows - case_.first_row * columns;
+  }
+
   template <typename Args>
   void set_common(Args& args) const {
     args.sequence = sequence_;
@@ -271,7 +289,7 @@ class Run {
     args.weights = weights_.get();
     args.weights_strides[0] = case_.transposed_weights ? 1 : stride_;
     args.weights_strides[1] = case_.transposed_weights ? stride_ : 1;
-    args.resets = case_.with_resets ? resets_.get() : nullptr;
+    args.resets = case_.with_resets ? far(resets_.get(), 1) : nullptr;
   }
 
   void forward() {
@@ -291,14 +309,15 @@ class Run {
       recurrence::Forward<scalar_t> args{};
       set_common(args);
       args.count = end - begin;
-      args.first = cursors_[begin];
-      args.row_before = begin > 0 ? cursors_[begin - 1].first_row : 0;
+      args.first = far(cursors_[begin]);
+      args.before = begin > 0 ? far(cursors_[begin - 1]) : Cursor{};
       args.h0 = h0_.get();
       args.cell = cell_.get();
       args.gates = gates.get();
-      args.gates_row = low;
-      args.output = output_.get() + (plants_.misaligned_output ? 2 : 0);
-      args.cells = cells_.get();
+      args.gates_row = case_.first_row + low;
+      args.output =
+          far(output_.get(), H_) + (plants_.misaligned_output ? 2 : 0);
+      args.cells = far(cells_.get(), H_);
       args.write_gates = case_.write_gates;
       backend::run_recurrence(args, case_.tiles, case_.seed, plants_);
       std::copy_n(gates.get(), gates.size(), gates_.get() + low * 3 * H_);
@@ -357,12 +376,12 @@ class Run {
   void backward() {
     recurrence::Backward<scalar_t> args{};
     set_common(args);
-    args.last = cursors_.back();
-    args.gates = gates_.get();
-    args.cells = cells_.get();
-    args.grad_output = grad_output_.get();
-    args.grad_cells = grad_cells_.get();
-    args.d_gates = d_gates_.get();
+    args.last = far(cursors_.back());
+    args.gates = far(gates_.get(), 3 * H_);
+    args.cells = far(cells_.get(), H_);
+    args.grad_output = far(grad_output_.get(), H_);
+    args.grad_cells = far(grad_cells_.get(), H_);
+    args.d_gates = far(d_gates_.get(), 3 * H_);
     args.d_h0 = d_h0_.get();
     args.d_c0 = d_c0_.get();
     backend::run_recurrence(args, case_.tiles, case_.seed, plants_);
@@ -467,6 +486,7 @@ struct Options {
   int64_t least_units = 32;
   int64_t units = 320;
   int64_t blocks = 40;
+  int64_t steps = 6;
   int tiles = 0; // any
   backend::Plants plants;
 
@@ -492,6 +512,8 @@ struct Options {
       units = number;
     } else if (name == "--blocks") {
       blocks = number;
+    } else if (name == "--steps") {
+      steps = number;
     } else if (name == "--tiles") {
       tiles = static_cast<int>(number);
     } else {
@@ -505,9 +527,10 @@ int usage() {
   std::fprintf(
       stderr,
       "check [--cases=N] [--seed=S] [--least-units=L] [--units=H] [--blocks=B] "
-      "[--tiles=T] [--plant=FAULT]\n"
-      "  runs cases with seeds from S on, of L to H units, at most B blocks, "
-      "and T tiles of the batch in each (1, 2 or 4)\n"
+      "[--steps=N] [--tiles=T] [--plant=FAULT]\n"
+      "  runs cases with seeds from S on, of L to H units, at most B blocks "
+      "and "
+      "N steps, and T tiles of the batch in each block (1, 2 or 4)\n"
       "  FAULT: %s\n",
       backend::kPlants);
   return 2;
@@ -529,6 +552,7 @@ int main(int argc, char** argv) {
         options.least_units,
         options.units,
         options.blocks,
+        options.steps,
         options.tiles);
     try {
       if (drawn.half) {

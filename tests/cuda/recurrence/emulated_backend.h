@@ -14,6 +14,8 @@ constexpr char kPlants[] =
     "no_barrier, plain_stores, no_sentinel, misaligned_output, short_shared, "
     "too_few_resident";
 
+constexpr bool kFarRows = true;
+
 struct Plants : emulator::Plants {
   bool no_sentinel = false;
   bool misaligned_output = false;

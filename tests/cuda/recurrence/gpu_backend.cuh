@@ -14,6 +14,8 @@
 namespace backend {
 
 constexpr char kPlants[] = "none on a GPU";
+// Arguments have to begin where an allocation does.
+constexpr bool kFarRows = false;
 
 struct Plants {
   bool no_sentinel = false;
@@ -56,7 +58,6 @@ inline void release(void* data) {
   std::free(data);
 }
 
-// All arguments are where an allocation begins.
 template <typename T>
 void to_device(T*& pointer) {
   if (pointer != nullptr) {

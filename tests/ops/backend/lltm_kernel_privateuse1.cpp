@@ -57,7 +57,7 @@ void backward_units(
       const auto out = cell_backward<opmath_t>(
           a.grad_h.accessor<scalar_t, 2>()[row][unit],
           a.grad_cell.accessor<scalar_t, 2>()[row][unit],
-          a.new_cell.accessor<scalar_t, 2>()[row][unit],
+          lltm::tanh(a.new_cell.accessor<scalar_t, 2>()[row][unit]),
           g[row][unit],
           g[row][state_size + unit],
           g[row][2 * state_size + unit]);
