@@ -39,13 +39,24 @@ class CellLoop(lltm_ops.LLTMCell):
 class EagerLoop(lltm_ops.LLTMCell):
     """The mathematics in plain PyTorch, in a Python loop."""
 
+    step = staticmethod(lltm_ops.reference)
+
     def forward(self, input: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         h = cell = input.new_zeros(input.shape[1], self.hidden_size)
         outputs = []
         for x in input:
-            h, cell = lltm_ops.reference(x, self.weights, self.bias, h, cell)
+            h, cell = self.step(x, self.weights, self.bias, h, cell)
             outputs.append(h)
         return torch.stack(outputs), (h, cell)
+
+
+class CompiledLoop(EagerLoop):
+    """Each step a call of compiled code. To compile the loop itself unrolls it, for minutes."""
+
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        torch._dynamo.reset()
+        self.step = torch.compile(lltm_ops.reference, dynamic=False)
 
 
 class OnnxLSTM(nn.Module):
@@ -91,6 +102,7 @@ def contenders(input_size: int, hidden_size: int, options: dict[str, Any]) -> di
         "lltm_ops": lltm_ops.LLTM,
         "cell in a loop": CellLoop,
         "eager loop": EagerLoop,
+        "compiled loop": CompiledLoop,
         "LSTM": nn.LSTM,
         "GRU": nn.GRU,
     }

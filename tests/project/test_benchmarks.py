@@ -8,7 +8,9 @@ import sys
 from importlib.util import find_spec
 
 import pytest
+import torch
 from common import ROOT, environment, printed, program
+from torch.nn.utils.rnn import pack_sequence
 
 pytest.importorskip("matplotlib")
 pytestmark = pytest.mark.slow
@@ -45,7 +47,7 @@ def test_sequence(tmp_path):
     rows = figures.read(tmp_path / "sequence.csv")
     assert len(rows) == 2 * len(KINDS)
     for row in rows:
-        for name in ("lltm_ops", "cell in a loop", "eager loop", "LSTM", "GRU"):
+        for name in ("lltm_ops", "cell in a loop", "eager loop", "compiled loop", "LSTM", "GRU"):
             assert float(row[name]) > 0
         if HAS_ONNXRUNTIME:
             assert bool(row["onnxruntime"]) == (row["what"] == "inference")
@@ -59,8 +61,35 @@ def test_lengths(tmp_path):
     assert [(row["length"], row["form"], row["what"]) for row in rows] == list(
         itertools.product("19", ["padded", "packed"], KINDS[:2])
     )
+    for row in rows:
+        for name in ("LSTM by segments", "LSTM padded"):
+            assert bool(row[name]) == (row["form"] == "packed")
     run("plots.py", file)
     assert file.with_suffix(".png").read_bytes().startswith(PNG_SIGNATURE)
+
+
+def test_nn_lstm_gives_the_same_in_three_ways(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import lengths
+
+    packed = pack_sequence([torch.randn(steps, 3) for steps in (5, 9, 5, 2)], enforce_sorted=False)
+    lstm = torch.nn.LSTM(3, 4, num_layers=2)
+    torch.testing.assert_close(lengths.by_segments(lstm, packed), lstm(packed))
+    in_order = lengths.input_of("packed", 40)
+    lstm, padded = torch.nn.LSTM(128, 4), lengths.PaddedLSTM(128, 4)
+    padded.load_state_dict(lstm.state_dict())
+    torch.testing.assert_close(padded(*lengths.padded(in_order)), lstm(in_order)[0].data)
+
+
+def test_memory(tmp_path):
+    """It is counted, so it is the same on each processor."""
+    run("memory.py", "--output", tmp_path)
+    (measured,), (documented,) = (
+        figures.read(folder / "memory.csv") for folder in (tmp_path, figures.DOCUMENTED)
+    )
+    assert measured.keys() == documented.keys()
+    for name, mebibytes in documented.items():
+        assert float(measured[name]) == pytest.approx(float(mebibytes), rel=0.1), name
 
 
 def test_sweep(tmp_path):
