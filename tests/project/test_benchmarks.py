@@ -4,6 +4,7 @@ import csv
 import itertools
 import json
 import math
+import re
 import sys
 from importlib.util import find_spec
 
@@ -92,6 +93,18 @@ def test_memory(tmp_path):
         assert float(measured[name]) == pytest.approx(float(mebibytes), rel=0.1), name
 
 
+def test_python_autograd(tmp_path):
+    """The program compares the gradients of all ways."""
+    run("python_autograd.py", "--rounds", 1, "--output", tmp_path)
+    rows = figures.read(tmp_path / "autograd.csv")
+    assert [row["what"] for row in rows] == [
+        "without gradients",
+        "forward, recording",
+        "forward and backward",
+    ]
+    assert float(rows[0]["no autograd"]) > 0
+
+
 def test_sweep(tmp_path):
     sizes = ["--batches", 1, 17, "--inputs", 0, 3, "--states", 1, 5]
     said = run("sweep.py", *sizes, "--rounds", 1, "--output", tmp_path)
@@ -105,13 +118,41 @@ def test_sweep(tmp_path):
     assert file.with_suffix(".png").read_bytes().startswith(PNG_SIGNATURE)
 
 
-def test_documented_figures_are_the_measured_ones(monkeypatch):
+@pytest.fixture
+def tables(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    import tables
+    return program(ROOT / "benchmarks" / "tables.py")
 
+
+def test_documented_figures_are_the_measured_ones(tables):
+    assert tables.markdown(tables.front_page()) in (ROOT / "README.md").read_text()
     assert tables.markdown(tables.summary()) in (ROOT / "docs" / "performance.md").read_text()
+    chapter = ROOT / "docs" / "book" / "11_package.md"
+    assert tables.markdown(tables.autograd()) in chapter.read_text()
     for table in (tables.packed(), tables.swept()):
         assert tables.markdown(table) in (figures.DOCUMENTED / "README.md").read_text()
+
+
+def test_sentences_of_the_readme_have_the_measured_figures(tables):
+    """Those in prose: of the picture, of the table of memory, and of training on text."""
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    training = " ".join((ROOT / "docs" / "training.md").read_text().split())
+    wanted = {"threads": "1", "length": "640", "form": "packed", "what": "training"}
+    (row,) = tables.load("zen5", "lengths", **wanted)
+    (memory,) = figures.read(figures.DOCUMENTED / "memory.csv")
+    assert f"`nn.LSTM` takes {tables.ratio(row, 'LSTM'):.0f} times as long" in readme
+    assert f"padded it takes {tables.ratio(row, 'LSTM padded'):.1f} times as long" in readme
+    by_segments = f"{tables.ratio(row, 'LSTM by segments'):.1f} times"
+    assert f"[cut by hand](docs/migrating.md#packed-sequences) {by_segments}" in readme
+    ours, gru, lstm = (f"{float(memory[name]):.0f}" for name in ("lltm_ops", "GRU", "LSTM"))
+    assert f"[{ours} MiB](docs/training.md#long-sequences)" in readme
+    assert f"where `nn.GRU` takes {gru} and `nn.LSTM` {lstm}" in readme
+    for name, mebibytes in memory.items():
+        shown = name.replace("lltm_ops", "LLTM") if "lltm" in name else f"`nn.{name}`"
+        assert f"| {shown} | {float(mebibytes):.0f} |" in training
+    lstm, ours = re.search(r"\((\S+) bits per character to (\S+)\)", readme).groups()
+    assert f"the LSTM needs {lstm} bits per character of unseen text" in training
+    assert f"and the LLTM {ours}." in training
 
 
 def test_github_shows_the_figures_as_tables():
