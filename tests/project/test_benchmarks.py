@@ -146,10 +146,14 @@ def test_sentences_of_the_readme_have_the_measured_figures(tables):
     assert f"[cut by hand](docs/migrating.md#packed-sequences) {by_segments}" in readme
     ours, gru, lstm = (f"{float(memory[name]):.0f}" for name in ("lltm_ops", "GRU", "LSTM"))
     assert f"[{ours} MiB](docs/training.md#long-sequences)" in readme
-    assert f"where `nn.GRU` takes {gru} and `nn.LSTM` {lstm}" in readme
+    assert f"`nn.GRU` takes {gru} and `nn.LSTM` {lstm}" in readme
     for name, mebibytes in memory.items():
         shown = name.replace("lltm_ops", "LLTM") if "lltm" in name else f"`nn.{name}`"
         assert f"| {shown} | {float(mebibytes):.0f} |" in training
+    ours, lstm = re.search(
+        r"in (\S+ to \S+) steps .* `nn.LSTM` \[in (\S+ to \S+)\]", readme
+    ).groups()
+    assert f"it needs {ours} steps, the LSTM {lstm} and" in training
     lstm, ours = re.search(r"\((\S+) bits per character to (\S+)\)", readme).groups()
     assert f"the LSTM needs {lstm} bits per character of unseen text" in training
     assert f"and the LLTM {ours}." in training
