@@ -135,7 +135,7 @@ def is_tracing() -> bool:
 
 
 def in_a_graph() -> bool:
-    """Whether a graph is made that has to be right for other sizes, too."""
+    """Whether a graph is made that must be right for other sizes, too."""
     return torch.compiler.is_compiling() or is_tracing()
 
 
