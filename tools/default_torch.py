@@ -1,7 +1,7 @@
 """Prints what `make` gives to pip unless TORCH says it.
 
-Without a GPU or a CUDA toolkit that is PyTorch's build for the CPU, a tenth of the size of PyPI's,
-if its index can be reached from here.
+That is PyTorch's build for the CPU, a tenth of the size of PyPI's, unless there is a GPU, a variable
+asks for CUDA, or the index cannot be reached from here.
 """
 
 import os
@@ -13,7 +13,7 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
 def default():
-    if shutil.which("nvidia-smi") or os.environ.get("CUDA_HOME"):
+    if shutil.which("nvidia-smi") or os.environ.get("CUDA_HOME") or os.environ.get("FORCE_CUDA"):
         return TORCH
     try:
         urllib.request.urlopen(f"{CPU_INDEX}/torch/", timeout=5).close()

@@ -104,16 +104,17 @@ def test_a_changed_source_is_built_and_nothing_is_fetched(project):
 
 
 @pytest.mark.parametrize(
-    ("nvidia_smi", "cuda_home", "reached", "words"),
+    ("nvidia_smi", "variables", "reached", "for_cpu"),
     [
-        (None, "", True, f"torch==2.13.0 --extra-index-url {default_torch.CPU_INDEX}"),
-        (None, "", False, "torch==2.13.0"),
-        ("/bin/nvidia-smi", "", True, "torch==2.13.0"),
-        (None, "/usr/local/cuda", True, "torch==2.13.0"),
+        (None, {}, True, True),
+        (None, {}, False, False),
+        ("/bin/nvidia-smi", {}, True, False),
+        (None, {"CUDA_HOME": "/usr/local/cuda"}, True, False),
+        (None, {"FORCE_CUDA": "1"}, True, False),
     ],
 )
-def test_torch_is_for_the_cpu_where_there_is_no_gpu(
-    monkeypatch, nvidia_smi, cuda_home, reached, words
+def test_torch_is_for_the_cpu_where_nothing_asks_for_cuda(
+    monkeypatch, nvidia_smi, variables, reached, for_cpu
 ):
     def urlopen(url, timeout):
         if not reached:
@@ -122,8 +123,10 @@ def test_torch_is_for_the_cpu_where_there_is_no_gpu(
 
     monkeypatch.setattr(shutil, "which", lambda name: nvidia_smi)
     monkeypatch.setattr(urllib.request, "urlopen", urlopen)
-    monkeypatch.setenv("CUDA_HOME", cuda_home)
-    assert default_torch.default() == words
+    for name in ("CUDA_HOME", "FORCE_CUDA"):
+        monkeypatch.setenv(name, variables.get(name, ""))
+    index = f" --extra-index-url {default_torch.CPU_INDEX}" if for_cpu else ""
+    assert default_torch.default() == f"torch==2.13.0{index}"
 
 
 def test_another_torch_is_installed_with_all_that_its_words_say(project):
