@@ -1,7 +1,7 @@
 """Prints what `make` gives to pip unless TORCH says it.
 
-That is PyTorch's build for the CPU, a tenth of the size of PyPI's, unless there is a GPU, a variable
-asks for CUDA, or the index cannot be reached from here.
+That is PyTorch's build for the CPU, a tenth of the size of PyPI's, unless there is a GPU, a
+variable asks for CUDA, or the index cannot be reached from here.
 """
 
 import os
