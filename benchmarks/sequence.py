@@ -1,4 +1,4 @@
-"""A whole sequence through the layer beside what else PyTorch offers, and the roofs of the machine.
+"""A whole sequence through the layer and what else PyTorch offers, and the roofs of the machine.
 
 As cell.py: inference, training, and training with all gradients, from a state of zeros. The roof of
 reading weights is of those for the state, which each step reads. Writes sequence.csv.
@@ -60,7 +60,7 @@ class CompiledLoop(EagerLoop):
 
 
 class OnnxLSTM(nn.Module):
-    """``onnxruntime``'s LSTM: in float32 and in inference, for it has nothing else."""
+    """``onnxruntime``'s LSTM: in float32 and in inference, because it has nothing else."""
 
     def __init__(self, input_size: int, hidden_size: int):
         import onnxruntime

@@ -11,7 +11,7 @@ PROCESSORS = ("xeon_amx", "zen4", "zen5")
 FOLDERS = ("xeon_amx", "xeon_amx_avx2", "zen4", "zen4_avx2", "zen5")
 THREADS = ("1", "2")
 NO_TIMES = ("dtype", "threads", "shape", "length", "form", "what", "roof")
-# The rows of a table by what stands above their columns.
+# The rows of a table, by the titles of their columns.
 Rows = Iterator[dict[str, str]]
 
 

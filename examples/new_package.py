@@ -75,7 +75,7 @@ def why_not(name: str) -> str | None:
         return "Python has a module of that name"
     if name.endswith("_t") or name.isupper() or name.startswith("Py_"):
         return "C and torch keep such names for types and macros"
-    # Such a function would stand beside the namespace.
+    # Such a function would be next to the namespace.
     if hasattr(ctypes.CDLL(None), name):
         return "C has a function of that name"
     return None

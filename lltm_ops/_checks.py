@@ -62,7 +62,7 @@ def fault_of_tensors(
     """Returns what an operator finds wrong with layout, device or dtype of input and state.
 
     The modules look where it costs nothing: while a graph is made, and after the operator has
-    raised. resets and batch_sizes have the same names in the operator, whose words stand.
+    raised. The operator's words serve for resets and batch_sizes, which have the same names there.
     """
     for name, tensor in {"input": input, **state}.items():
         other, like = (weights, "the parameters") if tensor is input else (input, "input")

@@ -259,7 +259,7 @@ class LLTM(LeafModule):
             return output, (h_n, c_n)
 
     def __prepare_scriptable__(self) -> LLTM:
-        # TorchScript reads parameters by names that stand in its source, or from a list.
+        # TorchScript reads parameters by names that are in its source, or from a list.
         module = _without_parametrizations(self)
         module._lltm_parameters = _parameters_in_order(module)  # type: ignore[assignment]
         return module
