@@ -5,9 +5,10 @@
 ifneq ($(origin VENV),command line)
 VENV := .venv
 endif
-# TORCH goes to pip as it is, so it may name an index, too. An environment keeps the torch that it was made with.
+# TORCH goes to pip as it is, so it may name an index, too. An environment keeps the torch that it was made with;
+# a new one takes what tools/default_torch.py says.
 ifeq ($(strip $(TORCH)),)
-override TORCH := $(or $(shell cat $(VENV)/.torch 2> /dev/null),torch==2.13.0)
+override TORCH := $(shell cat $(VENV)/.torch 2> /dev/null)
 endif
 export TORCH
 BASE_PYTHON ?= python3
@@ -81,7 +82,7 @@ demo: $(BUILT)  ## race nn.LSTM and nn.GRU in training, and run what was trained
 test: $(BUILT)  ## run the tests of the operators; TEST_ARGS for pytest
 	$(PYTEST) -m 'not slow' $(TEST_ARGS)
 
-bench: $(BUILT)  ## time cell and layer, and PyTorch's own; BENCH=sweep or lengths for other shapes, BENCH_ARGS=--help
+bench: $(BUILT)  ## time cell and layer, and PyTorch's own; BENCH=lengths, memory, python_autograd or sweep; BENCH_ARGS=--help
 	for program in $(BENCH); do $(PYTHON) benchmarks/$$program.py $(BENCH_ARGS) || exit; done
 
 ## Learn
@@ -192,9 +193,10 @@ in-place:
 $(VENV)/.torch: FORCE
 	@$(LOCKED) && if [ -e $@ ] && ! $(HAS_TORCH) 2> /dev/null; then \
 		echo "The Python or the torch of $(VENV) is gone: it is made anew" && rm -rf $(VENV); \
-	fi && if [ "$$(cat $@ 2> /dev/null)" != "$$TORCH" ]; then \
+	fi && if [ ! -s $@ ] || [ "$$(cat $@)" != "$$TORCH" ]; then \
 		command -v $(BASE_PYTHON) > /dev/null || { \
 			echo "Python is missing ($(BASE_PYTHON) was not found): install python3"; exit 1; } && \
+		TORCH=$${TORCH:-$$($(BASE_PYTHON) tools/default_torch.py)} && \
 		$(BASE_PYTHON) tools/check_machine.py "$(VENV)" "$$TORCH" && \
 		echo "Installing $$TORCH into $(VENV)" && \
 		rm -f $@ && \

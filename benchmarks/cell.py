@@ -1,4 +1,4 @@
-"""One step of the cell beside what else PyTorch offers for it, and the roofs of the machine.
+"""One step of the cell and what else PyTorch offers for it, and the roofs of the machine.
 
 Everything is measured in one process, the contenders taking turns: the median microseconds of
 inference and of training (forward, and backward for gradients of the parameters, or of input and

@@ -1,5 +1,5 @@
-"""Draws pictures of CSV files of figures beside them: lengths, recurrence, sweep. Without files,
-draws those of the docs.
+"""Draws a picture of each CSV file of figures: lengths, recurrence, sweep. Without files, draws
+those of the docs.
 """
 
 from __future__ import annotations
@@ -17,35 +17,47 @@ from figures import DOCUMENTED, Row
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-PLOTTED = ("zen4/lengths.csv", "zen4/sweep.csv", "h100/recurrence.csv")
-OURS, PEER, OTHER = "tab:red", "tab:gray", "silver"
-# What the README shows: from which file, which shape of it, and what a newcomer calls the
-# contenders.
-GLANCED = DOCUMENTED / "zen4"
-PROCESSOR = "AMD EPYC, family 25, model 17 (zen4)"
-GLANCE = {
-    "cell": (
-        "64x256x512",
-        "One step: 64 rows, 256 features, 512 units",
-        {
-            "lltm_ops": "LLTMCell of this package",
-            "eager": "its formulas in plain PyTorch",
-            "compile": "the same under torch.compile",
-            "C++": "the same in C++, as tutorials teach it",
-            "LSTMCell": "nn.LSTMCell",
-        },
-    ),
-    "sequence": (
-        "128x16x128x128",
-        "A sequence: 128 steps, 16 rows, 128 features, 128 units",
+PLOTTED = ("zen5/lengths.csv", "zen4/sweep.csv", "h100/recurrence.csv")
+# As in the picture of the demo.
+OURS, LSTM, GRU, PLAIN = "tab:red", "tab:blue", "slategrey", "burlywood"
+# Of a longer bar only the number is to scale.
+LONGEST_BAR = 6
+# The README shows float32 on one thread of one processor: panels by file, row, and what a newcomer
+# calls the contenders.
+PROCESSOR = "zen5"
+TRAINING = {"what": "training", "threads": "1"}
+PANELS = (
+    (
+        "Time to train, padded: 16 sequences of 128 steps",
+        f"{PROCESSOR}/sequence.csv",
+        TRAINING | {"dtype": "float32", "shape": "128x16x128x128"},
         {
             "lltm_ops": "LLTM of this package",
             "LSTM": "nn.LSTM",
             "GRU": "nn.GRU",
-            "eager loop": "LLTM in plain PyTorch, in a loop",
+            "compiled loop": "LLTM in PyTorch, compiled steps",
+            "eager loop": "LLTM in PyTorch, eager steps",
         },
     ),
-}
+    (
+        "Time to train, packed: 16 sequences of 40 to 640 steps",
+        f"{PROCESSOR}/lengths.csv",
+        TRAINING | {"form": "packed", "length": str(lengths.LONGEST_TRAINED_PACK)},
+        {
+            "lltm_ops": "LLTM of this package",
+            "LSTM by segments": "nn.LSTM, cut by hand",
+            "LSTM padded": "nn.LSTM, padded",
+            "LSTM": "nn.LSTM, packed",
+            "GRU": "nn.GRU, packed",
+        },
+    ),
+    (
+        "Memory to train: 16 sequences of 1000 steps",
+        "memory.csv",
+        {},
+        {"lltm_ops": "LLTM of this package", "LSTM": "nn.LSTM", "GRU": "nn.GRU"},
+    ),
+)
 
 
 def counted(threads: str) -> str:
@@ -58,7 +70,7 @@ def plot_recurrence(rows: list[Row]) -> None:
     dtype = rows[0]["dtype"]
     for axis, what in zip(axes, ("inference", "training"), strict=True):
         bars = [row for row in rows if (row["dtype"], row["what"]) == (dtype, what)]
-        colors = {"recurrence": OURS, "a kernel a step": "lightcoral", "nn.LSTM": PEER}
+        colors = {"recurrence": OURS, "a kernel a step": "lightcoral", "nn.LSTM": LSTM}
         for i, (name, color) in enumerate(colors.items()):
             heights = [float(row[name] or 0) for row in bars]
             places = [place + (i - 1) * 0.27 for place in range(len(bars))]
@@ -102,68 +114,64 @@ def plot_sweep(rows: list[Row]) -> None:
 
 
 def plot_lengths(rows: list[Row]) -> None:
-    """Time for a row by the length of the sequences, padded and packed."""
+    """Time for a row by the length of the sequences: packed, on one thread."""
     from matplotlib.ticker import LogLocator
 
-    threads = list(dict.fromkeys(row["threads"] for row in rows))
-    figure, axes = plt.subplots(
-        len(threads), 2, figsize=(9, 1 + 2.6 * len(threads)), layout="constrained",
-        squeeze=False, sharex=True,
-    )  # fmt: skip
-    for line, count in zip(axes, threads, strict=True):
-        for axis, what in zip(line, ("inference", "training"), strict=True):
-            for name, color in (("lltm_ops", OURS), ("LSTM", PEER)):
-                for form, style in (("padded", "o-"), ("packed", "x--")):
-                    wanted = {"threads": count, "what": what, "form": form}
-                    points = [row for row in rows if wanted.items() <= row.items() and row[name]]
-                    axis.plot(
-                        [int(row["length"]) for row in points],
-                        [float(row[name]) for row in points],
-                        style, color=color, label=f"{name}, {form}",
-                    )  # fmt: skip
-            axis.set(xscale="log", yscale="log", title=f"{what}, {counted(count)}")
-            axis.yaxis.set_major_formatter("{x:g}")
-            axis.yaxis.set_minor_formatter("{x:g}")
-            axis.yaxis.set_minor_locator(LogLocator(subs=(2, 3, 5)))
-        line[0].set_ylabel("microseconds for a row")
-    axes[0, 0].legend(fontsize=8)
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+    lines = {
+        "lltm_ops": (OURS, "o-"),
+        "LSTM by segments": (LSTM, "o-"),
+        "LSTM padded": (LSTM, "s--"),
+        "LSTM": (LSTM, "x:"),
+        "GRU": (GRU, "x:"),
+    }
+    for axis, what in zip(axes, ("inference", "training"), strict=True):
+        wanted = {"threads": "1", "what": what, "form": "packed"}
+        for name, (color, style) in lines.items():
+            points = [row for row in rows if wanted.items() <= row.items() and row[name]]
+            steps = [int(row["length"]) for row in points]
+            times = [float(row[name]) for row in points]
+            axis.plot(steps, times, style, color=color, label=name, markersize=4)
+        axis.set(xscale="log", yscale="log", title=what, ylabel="microseconds for a row")
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_minor_formatter("{x:g}")
+        axis.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+    figure.legend(*axes[1].get_legend_handles_labels(), fontsize=8, loc="outside right center")
     figure.supxlabel("steps of the longest sequence", fontsize=10)
-    sizes = f"batch {lengths.BATCH}, input and state {lengths.SIZE}"
-    figure.suptitle(f"{sizes}, float32", fontsize=9)
+    sizes = f"{lengths.BATCH} packed sequences, {lengths.SIZE} features and units"
+    figure.suptitle(f"{sizes}, float32, one thread", fontsize=9)
 
 
 def glance() -> dict[str, dict[str, float]]:
-    """Titles of the README's picture, and below each the contenders' times over ours."""
+    """Titles of the README's panels, and below each how many times as much as ours others take."""
     panels = {}
-    for name, (shape, title, names) in GLANCE.items():
-        wanted = {"dtype": "float32", "shape": shape, "threads": "1", "what": "training"}
-        rows = figures.read(GLANCED / f"{name}.csv")
-        row = next(row for row in rows if wanted.items() <= row.items())
+    for title, file, wanted, names in PANELS:
+        row = next(r for r in figures.read(DOCUMENTED / file) if wanted.items() <= r.items())
         ours = float(row["lltm_ops"])
         panels[title] = {shown: round(float(row[name]) / ours, 3) for name, shown in names.items()}
     return panels
 
 
 def plot_glance(panels: dict[str, dict[str, float]], file: Path) -> None:
-    """A few bars for the README: times of training over ours. The file has them as text, too."""
+    """A few bars for the README. The file has the numbers as text, too."""
     figure, axes = plt.subplots(
-        len(panels), 1, figsize=(8, 3.8), sharex=True, layout="constrained",
+        len(panels), 1, figsize=(8, 4.6), sharex=True, layout="constrained",
         height_ratios=[len(times) for times in panels.values()],
     )  # fmt: skip
+    colors = {"LLTM of": OURS, "nn.LSTM": LSTM, "nn.GRU": GRU, "LLTM in": PLAIN}
     for axis, (title, times) in zip(axes, panels.items(), strict=True):
-        ours, *others = times
-        bars = axis.barh([*times], [*times.values()], color=[OURS, *len(others) * [OTHER]])
-        axis.bar_label(bars, fmt="%.2f", padding=4)
-        axis.axvline(times[ours], color=OURS, linewidth=0.8, linestyle=":")
+        for name, ratio in times.items():
+            color = next(color for word, color in colors.items() if name.startswith(word))
+            bar = axis.barh(name, min(ratio, LONGEST_BAR), color=color)
+            label = f"{ratio:.1f}" if ratio <= LONGEST_BAR else f"{ratio:.0f} \N{RIGHTWARDS ARROW}"
+            axis.bar_label(bar, [label], padding=4)
+        axis.axvline(1, color=OURS, linewidth=0.8, linestyle=":")
         axis.set_title(title, fontsize=10, loc="left")
         axis.invert_yaxis()
         axis.spines[["top", "right", "bottom"]].set_visible(False)
         axis.tick_params(length=0, labelbottom=False)
     axes[0].margins(x=0.1)
-    figure.suptitle(
-        f"Time to train over ours, float32, one thread, {PROCESSOR}: shorter is faster",
-        fontsize=10,
-    )
+    figure.suptitle("Training time and memory relative to lltm_ops: shorter is better", fontsize=11)
     figure.savefig(file, dpi=100, metadata={"Description": json.dumps(panels)})
 
 

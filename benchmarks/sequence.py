@@ -1,4 +1,4 @@
-"""A whole sequence through the layer beside what else PyTorch offers, and the roofs of the machine.
+"""A whole sequence through the layer and what else PyTorch offers, and the roofs of the machine.
 
 As cell.py: inference, training, and training with all gradients, from a state of zeros. The roof of
 reading weights is of those for the state, which each step reads. Writes sequence.csv.
@@ -39,17 +39,28 @@ class CellLoop(lltm_ops.LLTMCell):
 class EagerLoop(lltm_ops.LLTMCell):
     """The mathematics in plain PyTorch, in a Python loop."""
 
+    step = staticmethod(lltm_ops.reference)
+
     def forward(self, input: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         h = cell = input.new_zeros(input.shape[1], self.hidden_size)
         outputs = []
         for x in input:
-            h, cell = lltm_ops.reference(x, self.weights, self.bias, h, cell)
+            h, cell = self.step(x, self.weights, self.bias, h, cell)
             outputs.append(h)
         return torch.stack(outputs), (h, cell)
 
 
+class CompiledLoop(EagerLoop):
+    """Each step a call of compiled code. To compile the loop itself unrolls it, for minutes."""
+
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        torch._dynamo.reset()
+        self.step = torch.compile(lltm_ops.reference, dynamic=False)
+
+
 class OnnxLSTM(nn.Module):
-    """``onnxruntime``'s LSTM: in float32 and in inference, for it has nothing else."""
+    """``onnxruntime``'s LSTM: in float32 and in inference, because it has nothing else."""
 
     def __init__(self, input_size: int, hidden_size: int):
         import onnxruntime
@@ -91,6 +102,7 @@ def contenders(input_size: int, hidden_size: int, options: dict[str, Any]) -> di
         "lltm_ops": lltm_ops.LLTM,
         "cell in a loop": CellLoop,
         "eager loop": EagerLoop,
+        "compiled loop": CompiledLoop,
         "LSTM": nn.LSTM,
         "GRU": nn.GRU,
     }

@@ -8,9 +8,10 @@ from cell import SHAPES
 from figures import DOCUMENTED, Row, read
 
 PROCESSORS = ("xeon_amx", "zen4", "zen5")
+FOLDERS = ("xeon_amx", "xeon_amx_avx2", "zen4", "zen4_avx2", "zen5")
 THREADS = ("1", "2")
-NO_TIMES = ("dtype", "threads", "shape", "what", "roof")
-# The rows of a table by what stands above their columns.
+NO_TIMES = ("dtype", "threads", "shape", "length", "form", "what", "roof")
+# The rows of a table, by the titles of their columns.
 Rows = Iterator[dict[str, str]]
 
 
@@ -19,15 +20,15 @@ def load(folder: str, name: str, **wanted: str) -> list[Row]:
     return [row for row in rows if wanted.items() <= row.items()]
 
 
-def ratio(row: Row) -> float:
-    """The best other's time over ours, which is the first."""
+def ratio(row: Row, name: str = "") -> float:
+    """The other's time over ours, which is the first: the named one's, or else the best one's."""
     ours, *others = (float(time) for name, time in row.items() if name not in NO_TIMES and time)
-    return min(others) / ours
+    return (float(row[name]) if name else min(others)) / ours
 
 
 def summary() -> Rows:
     """The least and the most of the ratios, over the shapes that each processor has."""
-    for folder in ("xeon_amx", "xeon_amx_avx2", "zen4", "zen4_avx2", "zen5"):
+    for folder in FOLDERS:
         page = f"[{folder}](benchmarks/{folder.removesuffix('_avx2')}/README.md)"
         for dtype in dict.fromkeys(row["dtype"] for row in load(folder, "cell")):
             steps = [row for row in load(folder, "cell", dtype=dtype) if row["shape"] in SHAPES]
@@ -39,14 +40,38 @@ def summary() -> Rows:
             yield cells
 
 
+def front_page() -> Rows:
+    """The README's ranges, over all folders."""
+    for file, name, words in (
+        (
+            "cell",
+            "",
+            "a step: the fastest of PyTorch eager, compiled and in C++, `nn.LSTMCell`",
+        ),
+        ("sequence", "LSTM", "a sequence: `nn.LSTM`"),
+        ("sequence", "GRU", "a sequence: `nn.GRU`"),
+        ("sequence", "onnxruntime", "a sequence: onnxruntime's LSTM (inference)"),
+    ):
+        cells = {"compared with": words}
+        for dtype in ("float32", "bfloat16"):
+            rows = [row for folder in FOLDERS for row in load(folder, file, dtype=dtype)]
+            # Some folders have more shapes of a step than others.
+            rows = [row for row in rows if row["shape"] in SHAPES or file == "sequence"]
+            ratios = [ratio(row, name) for row in rows if not name or row.get(name)]
+            cells[dtype] = f"{min(ratios):.2f} to {max(ratios):.1f}" if ratios else ""
+        yield cells
+
+
 def packed() -> Rows:
-    """How many times as long nn.LSTM takes, at 640 steps."""
+    """How many times as long nn.LSTM takes, at 640 steps; in training packed, in three ways."""
     for processor in PROCESSORS:
-        for threads in THREADS:
+        rows = load(processor, "lengths", length="640")
+        for threads in dict.fromkeys(row["threads"] for row in rows):
             cells = {"processor": f"[{processor}]({processor}/lengths.csv)", "threads": threads}
-            for row in load(processor, "lengths", length="640", threads=threads):
-                ratio = float(row["LSTM"]) / float(row["lltm_ops"])
-                cells[f"{row['form']}, {row['what']}"] = f"{ratio:.1f}"
+            for row in (row for row in rows if row["threads"] == threads):
+                cells[f"{row['form']}, {row['what']}"] = f"{ratio(row, 'LSTM'):.1f}"
+            for name in ("LSTM padded", "LSTM by segments"):
+                cells[name] = f"{ratio(row, name):.1f}" if name in row else ""
             yield cells
 
 
@@ -60,11 +85,18 @@ def swept() -> Rows:
             yield {
                 "processor": f"[{processor}]({processor}/sweep.csv)",
                 "threads": threads,
-                "figures": str(len(ratios)),
-                "below 1": str(sum(ratio < 1 for ratio in ratios)),
+                "below 1": f"{sum(ratio < 1 for ratio in ratios)} of {len(ratios)}",
                 "below 0.95": str(sum(ratio < 0.95 for ratio in ratios)),
                 "the lowest": f"{min(ratios):.2f}",
             }
+
+
+def autograd() -> Rows:
+    """Microseconds of a short call by where its autograd is."""
+    rows = load("zen5", "autograd")
+    for name in [*rows[0]][1:]:
+        times = {row["what"]: row[name] and f"{float(row[name]):.0f}" for row in rows}
+        yield {"": name, **times}
 
 
 def markdown(rows: Rows) -> str:
@@ -75,5 +107,5 @@ def markdown(rows: Rows) -> str:
 
 
 if __name__ == "__main__":
-    for table in (summary(), packed(), swept()):
+    for table in (front_page(), summary(), packed(), swept(), autograd()):
         print(markdown(table), end="\n\n")

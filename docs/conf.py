@@ -45,7 +45,7 @@ autodoc_inherit_docstrings = False
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 napoleon_use_ivar = True
-# "Returns:" names the results, their types stand in the signature.
+# "Returns:" names the results, their types are in the signature.
 napoleon_use_rtype = False
 # An argument a line.
 maximum_signature_line_length = 80

@@ -62,7 +62,7 @@ def fault_of_tensors(
     """Returns what an operator finds wrong with layout, device or dtype of input and state.
 
     The modules look where it costs nothing: while a graph is made, and after the operator has
-    raised. resets and batch_sizes have the same names in the operator, whose words stand.
+    raised. The operator's words serve for resets and batch_sizes, which have the same names there.
     """
     for name, tensor in {"input": input, **state}.items():
         other, like = (weights, "the parameters") if tensor is input else (input, "input")
@@ -135,7 +135,7 @@ def is_tracing() -> bool:
 
 
 def in_a_graph() -> bool:
-    """Whether a graph is made that has to be right for other sizes, too."""
+    """Whether a graph is made that must be right for other sizes, too."""
     return torch.compiler.is_compiling() or is_tracing()
 
 

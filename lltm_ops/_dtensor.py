@@ -29,7 +29,7 @@ _ROWS = (
 
 
 def register_shardings() -> None:
-    """Needs torch.distributed.tensor, which has to be imported before."""
+    """Needs torch.distributed.tensor, which must be imported before."""
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
     from torch.distributed.tensor.experimental import register_sharding

@@ -114,7 +114,7 @@ def compile_args(cuda: bool) -> dict[str, list[str]]:
     """Compiler flags for C++ (``cxx``) and CUDA (``nvcc``).
 
     Only the compiler gets ``-fopenmp``. Without it at::parallel_for, a header template, runs on one
-    thread. The linker does not get it, because the runtime has to be libtorch's.
+    thread. The linker does not get it, because the runtime must be libtorch's.
 
     Raises:
         RuntimeError: if the compiler is clang.

@@ -1,4 +1,4 @@
-"""Lets the sequence operators take batch_sizes, which lie on the CPU, beside fake CUDA tensors.
+"""Lets the sequence operators take batch_sizes, which are on the CPU, with fake CUDA tensors.
 
 Fake tensors infer the device of the results from the arguments, and want them all on one.
 PyTorch's public function for that, ``register_fake``, excludes the Meta kernels of C++, which

@@ -10,7 +10,7 @@ import torch
 
 
 def register_flop_formulas() -> None:
-    """Needs torch.utils.flop_counter, which has to be imported before."""
+    """Needs torch.utils.flop_counter, which must be imported before."""
     from torch.utils.flop_counter import flop_registry, register_flop_formula
 
     for kind in ("", "sequence_"):

@@ -17,7 +17,7 @@ _REBUILD = (
     "build it with `pip install --no-build-isolation .` in a checkout of lltm_ops, or in its "
     "source distribution, unpacked"
 )
-# The folder of a checkout hides an installed package from a Python that is started beside it.
+# The folder of a checkout hides an installed package from a Python that is started next to it.
 _BUILD_HERE = (
     "this is a checkout, so either build here with `python setup.py build_ext --inplace`, or "
     "install the package and start Python in another folder, without this one on PYTHONPATH"

@@ -68,7 +68,7 @@ def last_rows_of(batch_sizes: Tensor, batch: int) -> Tensor:
     # would take memory for the longest sequence times the batch, however few rows there are.
     of_size = batch_sizes.new_zeros([batch + 1])
     of_size = of_size.scatter_add(0, batch_sizes, torch.ones_like(batch_sizes))
-    # A sequence runs in those steps that have more sequences than stand before it.
+    # A sequence runs in those steps that have more sequences than come before it.
     steps = of_size.sum() - of_size.cumsum(0).narrow(0, 0, batch)
     starts = torch.constant_pad_nd(batch_sizes.cumsum(0) - batch_sizes, [1, 0])
     return starts.index_select(0, steps) + _range(batch_sizes, batch)

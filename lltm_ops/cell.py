@@ -50,7 +50,7 @@ class LLTMCell(LeafModule):
     A checkpoint of the tutorial's LLTM, whose bias may be ``[1, 3 * hidden_size]``, loads as it is.
 
     Raises:
-        TypeError: for sizes that are no integers, and for arguments of a call that are no tensors.
+        TypeError: for sizes that are not integers, and arguments of a call that are not tensors.
         ValueError: from the constructor, for negative sizes; from the call, for input or state of
             neither 1 nor 2 dimensions.
         RuntimeError: from the call, for tensors of other sizes, and as :func:`lltm_ops.forward`.

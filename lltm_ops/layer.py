@@ -44,7 +44,7 @@ class LLTM(LeafModule):
         dropout: probability with which, in training, an element of a layer's output is zeroed
             before the next layer.
         bidirectional: a second cell in each layer runs from the last step to the first.
-        proj_size: has to be 0. It is there for code that passes it to :class:`torch.nn.LSTM`.
+        proj_size: must be 0. It is there for code that passes it to :class:`torch.nn.LSTM`.
         device: of the parameters.
         dtype: of the parameters: float64, float32, bfloat16 or float16.
         return_cells: whether a call returns the cell states of all steps as a third result.
@@ -90,8 +90,8 @@ class LLTM(LeafModule):
         layer_norm_bias_l0: with ``layer_norm``, the shift of the cell state, ``[hidden_size]``.
 
     Raises:
-        TypeError: for sizes that are no integers, options that are no bools, and arguments of a
-            call that are no tensors.
+        TypeError: for sizes that are not integers, options that are not bools, and arguments of a
+            call that are not tensors.
         ValueError: from the constructor, for sizes and probabilities out of range; from the call,
             for input of another number of dimensions or another dtype.
         RuntimeError: from the call, for tensors of other sizes, and as
@@ -259,7 +259,7 @@ class LLTM(LeafModule):
             return output, (h_n, c_n)
 
     def __prepare_scriptable__(self) -> LLTM:
-        # TorchScript reads parameters by names that stand in its source, or from a list.
+        # TorchScript reads parameters by names that are in its source, or from a list.
         module = _without_parametrizations(self)
         module._lltm_parameters = _parameters_in_order(module)  # type: ignore[assignment]
         return module

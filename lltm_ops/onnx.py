@@ -118,7 +118,7 @@ def _padded_rows(batch_sizes: Tensor, h0: Tensor) -> tuple[Tensor, Tensor]:
     return op.Where(runs, op.Unsqueeze(starts, [1]) + sequences, 0), runs
 
 
-# The formula stands here and in both sequences, because torch.onnx.export leaves out functions that
+# The formula is here and in both sequences, because torch.onnx.export leaves out functions that
 # the body of a Scan calls. Elu and Sigmoid are written out, because onnxruntime loses small results
 # of both: its Elu is exp(x) - 1, and its Sigmoid is constant below -18. It has no Elu for float64.
 # There is no Split: it would not take a state_size of 0, and would not convert to opset 17. The

@@ -104,7 +104,7 @@ def disk(environment, torch):
             yield (
                 f"{total / GIGABYTE:.2g} GB of disk are needed at {place}, but "
                 f"{free / GIGABYTE:.2g} are free: make room, set TMPDIR to another disk, or take "
-                "torch for the CPU alone, as README.md shows"
+                "torch for the CPU alone, as docs/install.md shows"
             )
 
 

@@ -1,21 +1,25 @@
 """make: what it asks of a machine first, and what it does again, or not, in a second run."""
 
 import fcntl
+import io
 import os
 import re
 import shutil
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 
 import pytest
-from common import OF_MAKE, ROOT
+from common import OF_MAKE, ROOT, program
 
 CHECK = ROOT / "tools" / "check_machine.py"
+default_torch = program(ROOT / "tools" / "default_torch.py")
 # Notes how it is called. The file `missing` has what the machine lacks: such a call fails.
 PYTHON = """#!/bin/sh
 echo "$*" >> calls
 if [ -s missing ]; then echo "$*" | grep -q -f missing && exit 1; fi
-case "$*" in *--build-lib*) mkdir -p "${*##* }";; esac
+case "$*" in *--build-lib*) mkdir -p "${*##* }";; *default_torch*) echo torch==2.13.0;; esac
 [ "$2" = venv ] || exit 0
 mkdir -p "$3/bin"
 for name in python auditwheel abi3audit twine; do cp "$0" "$3/bin/$name"; done
@@ -49,6 +53,7 @@ def make(project, *arguments):
 
 HAS_TORCH = '-c from importlib.util import find_spec; exit(find_spec("torch") is None)'
 INSTALL = [
+    "tools/default_torch.py",
     "tools/check_machine.py .venv torch==2.13.0",
     "-m venv .venv",
     "-m pip install --upgrade pip setuptools ninja wheel",
@@ -77,7 +82,7 @@ def test_a_second_run_installs_and_builds_nothing(project):
 @pytest.mark.parametrize(
     ("missing", "done", "again"),
     [
-        ("check_machine", INSTALL[:1], [*INSTALL, *BUILD, *TEST]),
+        ("check_machine", INSTALL[:2], [*INSTALL, *BUILD, *TEST]),
         ("install torch", INSTALL[:-1], [*INSTALL, *BUILD, *TEST]),
         ("find_spec", INSTALL, [*INSTALL, *BUILD, *TEST]),
         ("build_ext", [*INSTALL, *BUILD[:2]], [HAS_TORCH, *BUILD, *TEST]),
@@ -96,6 +101,32 @@ def test_a_changed_source_is_built_and_nothing_is_fetched(project):
     later = (project / ".venv" / ".built").stat().st_mtime + 1
     os.utime(project / "csrc" / "a.cpp", (later, later))
     assert make(project, "test") == (0, [HAS_TORCH, *BUILD, *TEST])
+
+
+@pytest.mark.parametrize(
+    ("nvidia_smi", "variables", "reached", "for_cpu"),
+    [
+        (None, {}, True, True),
+        (None, {}, False, False),
+        ("/bin/nvidia-smi", {}, True, False),
+        (None, {"CUDA_HOME": "/usr/local/cuda"}, True, False),
+        (None, {"FORCE_CUDA": "1"}, True, False),
+    ],
+)
+def test_torch_is_for_the_cpu_where_nothing_asks_for_cuda(
+    monkeypatch, nvidia_smi, variables, reached, for_cpu
+):
+    def urlopen(url, timeout):
+        if not reached:
+            raise urllib.error.URLError("no route")
+        return io.BytesIO()
+
+    monkeypatch.setattr(shutil, "which", lambda name: nvidia_smi)
+    monkeypatch.setattr(urllib.request, "urlopen", urlopen)
+    for name in ("CUDA_HOME", "FORCE_CUDA"):
+        monkeypatch.setenv(name, variables.get(name, ""))
+    index = f" --extra-index-url {default_torch.CPU_INDEX}" if for_cpu else ""
+    assert default_torch.default() == f"torch==2.13.0{index}"
 
 
 def test_another_torch_is_installed_with_all_that_its_words_say(project):
@@ -174,7 +205,7 @@ def test_extras_are_installed_once_and_only_for_who_needs_them(project):
     assert make(project, "test-all") == (0, [HAS_TORCH, with_extras, *all_tests])
     assert make(project, "test-all") == (0, [HAS_TORCH, *all_tests])
     (project / ".venv" / "bin" / "python").unlink()
-    assert make(project, "test-all") == (0, [*INSTALL, *BUILD, with_extras, *all_tests])
+    assert make(project, "test-all") == (0, [*INSTALL[1:], *BUILD, with_extras, *all_tests])
 
 
 def test_cleaning_leaves_the_lock_to_who_waits(project):

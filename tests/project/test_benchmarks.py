@@ -4,11 +4,14 @@ import csv
 import itertools
 import json
 import math
+import re
 import sys
 from importlib.util import find_spec
 
 import pytest
+import torch
 from common import ROOT, environment, printed, program
+from torch.nn.utils.rnn import pack_sequence
 
 pytest.importorskip("matplotlib")
 pytestmark = pytest.mark.slow
@@ -45,7 +48,7 @@ def test_sequence(tmp_path):
     rows = figures.read(tmp_path / "sequence.csv")
     assert len(rows) == 2 * len(KINDS)
     for row in rows:
-        for name in ("lltm_ops", "cell in a loop", "eager loop", "LSTM", "GRU"):
+        for name in ("lltm_ops", "cell in a loop", "eager loop", "compiled loop", "LSTM", "GRU"):
             assert float(row[name]) > 0
         if HAS_ONNXRUNTIME:
             assert bool(row["onnxruntime"]) == (row["what"] == "inference")
@@ -59,8 +62,47 @@ def test_lengths(tmp_path):
     assert [(row["length"], row["form"], row["what"]) for row in rows] == list(
         itertools.product("19", ["padded", "packed"], KINDS[:2])
     )
+    for row in rows:
+        for name in ("LSTM by segments", "LSTM padded"):
+            assert bool(row[name]) == (row["form"] == "packed")
     run("plots.py", file)
     assert file.with_suffix(".png").read_bytes().startswith(PNG_SIGNATURE)
+
+
+def test_nn_lstm_gives_the_same_in_three_ways(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import lengths
+
+    packed = pack_sequence([torch.randn(steps, 3) for steps in (5, 9, 5, 2)], enforce_sorted=False)
+    lstm = torch.nn.LSTM(3, 4, num_layers=2)
+    torch.testing.assert_close(lengths.by_segments(lstm, packed), lstm(packed))
+    in_order = lengths.input_of("packed", 40)
+    lstm, padded = torch.nn.LSTM(128, 4), lengths.PaddedLSTM(128, 4)
+    padded.load_state_dict(lstm.state_dict())
+    torch.testing.assert_close(padded(*lengths.padded(in_order)), lstm(in_order)[0].data)
+
+
+def test_memory(tmp_path):
+    """It is counted, so it is the same on each processor."""
+    run("memory.py", "--output", tmp_path)
+    (measured,), (documented,) = (
+        figures.read(folder / "memory.csv") for folder in (tmp_path, figures.DOCUMENTED)
+    )
+    assert measured.keys() == documented.keys()
+    for name, mebibytes in documented.items():
+        assert float(measured[name]) == pytest.approx(float(mebibytes), rel=0.1), name
+
+
+def test_python_autograd(tmp_path):
+    """The program compares the gradients of all ways."""
+    run("python_autograd.py", "--rounds", 1, "--output", tmp_path)
+    rows = figures.read(tmp_path / "autograd.csv")
+    assert [row["what"] for row in rows] == [
+        "without gradients",
+        "forward, recording",
+        "forward and backward",
+    ]
+    assert float(rows[0]["no autograd"]) > 0
 
 
 def test_sweep(tmp_path):
@@ -76,13 +118,45 @@ def test_sweep(tmp_path):
     assert file.with_suffix(".png").read_bytes().startswith(PNG_SIGNATURE)
 
 
-def test_documented_figures_are_the_measured_ones(monkeypatch):
+@pytest.fixture
+def tables(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    import tables
+    return program(ROOT / "benchmarks" / "tables.py")
 
+
+def test_documented_figures_are_the_measured_ones(tables):
+    assert tables.markdown(tables.front_page()) in (ROOT / "README.md").read_text()
     assert tables.markdown(tables.summary()) in (ROOT / "docs" / "performance.md").read_text()
+    chapter = ROOT / "docs" / "book" / "11_package.md"
+    assert tables.markdown(tables.autograd()) in chapter.read_text()
     for table in (tables.packed(), tables.swept()):
         assert tables.markdown(table) in (figures.DOCUMENTED / "README.md").read_text()
+
+
+def test_sentences_of_the_readme_have_the_measured_figures(tables):
+    """Those in prose: of the picture, of the table of memory, and of training on text."""
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    training = " ".join((ROOT / "docs" / "training.md").read_text().split())
+    wanted = {"threads": "1", "length": "640", "form": "packed", "what": "training"}
+    (row,) = tables.load("zen5", "lengths", **wanted)
+    (memory,) = figures.read(figures.DOCUMENTED / "memory.csv")
+    assert f"`nn.LSTM` takes {tables.ratio(row, 'LSTM'):.0f} times as long" in readme
+    assert f"padded it takes {tables.ratio(row, 'LSTM padded'):.1f} times as long" in readme
+    by_segments = f"{tables.ratio(row, 'LSTM by segments'):.1f} times"
+    assert f"[cut by hand](docs/migrating.md#packed-sequences) {by_segments}" in readme
+    ours, gru, lstm = (f"{float(memory[name]):.0f}" for name in ("lltm_ops", "GRU", "LSTM"))
+    assert f"[{ours} MiB](docs/training.md#long-sequences)" in readme
+    assert f"`nn.GRU` takes {gru} and `nn.LSTM` {lstm}" in readme
+    for name, mebibytes in memory.items():
+        shown = name.replace("lltm_ops", "LLTM") if "lltm" in name else f"`nn.{name}`"
+        assert f"| {shown} | {float(mebibytes):.0f} |" in training
+    ours, lstm = re.search(
+        r"in (\S+ to \S+) steps .* `nn.LSTM` \[in (\S+ to \S+)\]", readme
+    ).groups()
+    assert f"it needs {ours} steps, the LSTM {lstm} and" in training
+    lstm, ours = re.search(r"\((\S+) bits per character to (\S+)\)", readme).groups()
+    assert f"the LSTM needs {lstm} bits per character of unseen text" in training
+    assert f"and the LLTM {ours}." in training
 
 
 def test_github_shows_the_figures_as_tables():

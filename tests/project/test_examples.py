@@ -8,6 +8,8 @@ import pytest
 import torch
 from common import HAS_TORCHSCRIPT, ROOT, environment, program
 
+from lltm_ops import LLTM
+
 pytest.importorskip("tqdm")
 pytest.importorskip("matplotlib")
 Image = pytest.importorskip("PIL.Image")  # which matplotlib needs
@@ -111,3 +113,18 @@ def test_memory_tasks_prints_a_row_for_each_task_and_layer():
     losses = {(task, layer): float(loss) for task, layer, _, _, loss, *_ in rows}
     assert len(losses) == 9 + 2 * 8
     assert all(losses[task, "LLTM"] < 0.08 for task in ("recall", "add", "latest"))
+
+
+def test_all_ways_through_episodes_give_the_same(example):
+    episodes = example("episodes")
+    input, begins = episodes.rollout()
+    begins[0, 0], begins[0, 1] = True, False
+    for layer in (torch.nn.LSTM(episodes.FEATURES, 5), LLTM(episodes.FEATURES, 5)):
+        expected = episodes.runs(layer, input, begins, every_step=True)
+        torch.testing.assert_close(episodes.runs(layer, input, begins), expected)
+        torch.testing.assert_close(episodes.cut_and_pad(layer, input, begins), expected)
+    torch.testing.assert_close(episodes.one_call(layer, input, begins), expected)
+
+
+def test_episodes_are_timed():
+    assert len(re.findall(r": [\d.]+ ms, [\d.]+ times", run("episodes.py", "--rounds=1"))) == 4
