@@ -159,6 +159,23 @@ def test_sentences_of_the_readme_have_the_measured_figures(tables):
     assert f"and the LLTM {ours}." in training
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_sentences_have_the_figures_of_the_gpu(dtype):
+    """As they are rounded in README.md, and in the table of cuda.md."""
+    rows = figures.read(figures.DOCUMENTED / "h100" / "recurrence.csv")
+    leads = [
+        float(row["nn.LSTM"]) / float(row["recurrence"])
+        for row in rows
+        if row["dtype"] == dtype and row["recurrence"]
+    ]
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert re.search(f"{min(leads):.1f} to {max(leads):.1f} times .*in {dtype}", readme)
+    rounded = f"{min(leads):.2f} to {max(leads):.2f}"
+    assert re.search(
+        rf"\| {dtype} \| `nn.LSTM`.* \| {rounded} \|", (ROOT / "docs" / "cuda.md").read_text()
+    )
+
+
 def test_github_shows_the_figures_as_tables():
     """It does if all rows of a file have as many fields."""
     for file in figures.DOCUMENTED.glob("*/*.csv"):
