@@ -192,14 +192,14 @@ void print(const char* name, int state_size, int batch, Machine machine) {
   forward.first = {0, batch, 0};
   forward.h0 = memory.zeros<scalar_t>(states);
   forward.cell = memory.zeros<float>(states);
-  forward.gates = memory.zeros<scalar_t>(3 * units);
+  forward.products = memory.zeros<scalar_t>(3 * units);
   forward.write_gates = true;
   forward.output = memory.zeros<scalar_t>(units);
   forward.cells = memory.zeros<scalar_t>(units);
   Backward<scalar_t> backward{};
   static_cast<Arguments<scalar_t>&>(backward) = forward;
   backward.last = {kSteps - 1, batch, int64_t(kSteps - 1) * batch};
-  backward.gates = forward.gates;
+  backward.gates = forward.products;
   backward.cells = forward.cells;
   backward.grad_output = memory.zeros<scalar_t>(units);
   backward.grad_cells = memory.zeros<scalar_t>(units);
@@ -214,7 +214,7 @@ void print(const char* name, int state_size, int batch, Machine machine) {
       microseconds_per_step(
           reinterpret_cast<const void*>(&forward_kernel<tiles, Machine>),
           blocks,
-          2 * kForwardSums<tiles> * sizeof(float),
+          2 * tiles * forward.kSums * sizeof(float),
           of_forward,
           forward.output,
           0xff,
@@ -222,7 +222,7 @@ void print(const char* name, int state_size, int batch, Machine machine) {
       microseconds_per_step(
           reinterpret_cast<const void*>(&backward_kernel<tiles, Machine>),
           blocks,
-          2 * kBackwardSums<tiles> * sizeof(float),
+          2 * tiles * backward.kSums * sizeof(float),
           of_backward,
           backward.d_gates,
           0xff,

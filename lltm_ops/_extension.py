@@ -17,6 +17,8 @@ import torch
 
 # If TORCH_CUDA_ARCH_LIST is not set: Ampere, Hopper, and PTX for later architectures.
 DEFAULT_CUDA_ARCHITECTURES = "8.0;9.0+PTX"
+# torch 2.11 would take C++17, which has no concepts.
+STANDARD = "-std=c++20"
 
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
@@ -122,6 +124,7 @@ def compile_args(cuda: bool) -> dict[str, list[str]]:
     check_compiler()
     debug = flag("DEBUG")
     cxx = [
+        STANDARD,
         *(["-O0", "-g"] if debug else ["-O3", "-g0"]),
         "-Wall",
         # A forgotten member of a struct would be 0, or a null pointer: "not wanted". It is an error
@@ -145,7 +148,7 @@ def compile_args(cuda: bool) -> dict[str, list[str]]:
         architectures = os.environ["TORCH_CUDA_ARCH_LIST"]
         cxx.append(f'-DLLTM_CUDA_ARCHITECTURES="{architectures}"')
         cxx.append(f'-DLLTM_CUDA_VERSION="{torch.version.cuda}"')
-    return {"cxx": cxx, "nvcc": ["-O0", "-g", "-G"] if debug else ["-O3"]}
+    return {"cxx": cxx, "nvcc": [STANDARD, *(["-O0", "-g", "-G"] if debug else ["-O3"])]}
 
 
 def _find_ninja() -> None:

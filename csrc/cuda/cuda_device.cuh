@@ -24,10 +24,8 @@ __global__
       body);
 }
 
-// The Device of lltm_impl.h. Tests have one that runs on the host, and none
-// that checks this one: it is to be read.
+// No test checks this Device: it is to be read.
 struct CudaDevice {
-  // Makes a device the current one.
   using Guard = c10::cuda::CUDAGuard;
   using Stream = cudaStream_t;
 

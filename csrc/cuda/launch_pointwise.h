@@ -44,8 +44,17 @@ LLTM_INLINE void for_each_of_thread(
   }
 }
 
+// What the operators need of CUDA. Tests have one that runs on the host.
+template <typename T>
+concept PointwiseDevice =
+    requires(typename T::Stream stream, void (*body)(int64_t, int64_t)) {
+      typename T::Guard;    // makes a device the current one
+      stream = T::stream(); // the current one
+      T::launch(Grid(), stream, /*rows=*/1, /*columns=*/1, body);
+    };
+
 // Runs body(row, column) for all, on the current stream.
-template <typename Device, typename Body>
+template <PointwiseDevice Device, typename Body>
 void launch_pointwise(int64_t rows, int64_t columns, const Body& body) {
   if (rows > 0 && columns > 0) {
     Device::launch(

@@ -9,12 +9,12 @@
 #include <ATen/Dispatch.h>
 #include <ATen/ops/empty.h>
 
-// The operators of the cell, but for what is CUDA's, which is the Device's
-// (cuda_device.cuh). So tests run all of this on the host.
+// The operators of the cell, but for what is CUDA's, which is the Device's. So
+// tests run all of this on the host.
 namespace lltm {
 
 // Tensors are contiguous.
-template <typename Device, bool write_gates>
+template <PointwiseDevice Device, bool write_gates>
 void launch_forward(
     const at::Tensor& gates,
     const at::Tensor& old_cell,
@@ -35,7 +35,7 @@ void launch_forward(
 }
 
 // d_gates may be undefined.
-template <typename Device>
+template <PointwiseDevice Device>
 void launch_backward(
     const at::Tensor& grad_h,
     const at::Tensor& grad_cell,
@@ -61,7 +61,7 @@ void launch_backward(
       });
 }
 
-template <typename Device, bool write_gates>
+template <PointwiseDevice Device, bool write_gates>
 ForwardWithGatesResult forward_impl(const ForwardArguments& a) {
   check_arguments(a);
   const typename Device::Guard device_guard(a.input.device());
@@ -75,7 +75,7 @@ ForwardWithGatesResult forward_impl(const ForwardArguments& a) {
   return {std::move(new_h), std::move(new_cell), std::move(gates)};
 }
 
-template <typename Device>
+template <PointwiseDevice Device>
 BackwardResult backward_impl(const BackwardArguments& a) {
   check_arguments(a);
   const typename Device::Guard device_guard(a.input.device());

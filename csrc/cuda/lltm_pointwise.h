@@ -120,7 +120,7 @@ struct SequenceForwardUnit {
 
   int64_t state_size;
   int64_t rows;
-  scalar_t* gates;                 // the products with input, plus bias
+  scalar_t* products;              // those with input, plus bias
   const opmath_t* products_with_h; // not rounded before they become gates
   scalar_t* output;
   scalar_t* cells;
@@ -133,7 +133,7 @@ struct SequenceForwardUnit {
     if (row < rows) {
       const int64_t gate = row * 3 * state_size + i;
       const auto out = unit_forward<write_gates>(
-          gates + gate, products_with_h + gate, state_size, cell[unit]);
+          products + gate, products_with_h + gate, state_size, cell[unit]);
       output[unit] = out.new_h;
       cells[unit] = out.new_cell;
       h[unit] = out.new_h;

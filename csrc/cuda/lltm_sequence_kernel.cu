@@ -1,5 +1,6 @@
 #include "cuda/cuda_device.cuh"
-#include "cuda/lltm_sequence_impl.h"
+#include "cuda/lltm_sequence_backward.h"
+#include "cuda/lltm_sequence_forward.h"
 #include "cuda/recurrence/cuda_launch.h"
 #include "ops/dispatch.h"
 
@@ -12,7 +13,6 @@ namespace lltm {
 namespace {
 
 struct CudaSequenceDevice : CudaDevice {
-  // The memory of a chunk's gates if they are not wanted.
   static constexpr int64_t kBytesOfGates = 64 << 20;
 
   static void
@@ -62,16 +62,14 @@ ForwardResult sequence_forward_kernel(
       sequence_forward_impl<CudaSequenceDevice, false>(arguments));
 }
 
-// In the order of Outcome.
-std::vector<int64_t> recurrence_outcomes() {
-  return {outcomes.begin(), outcomes.end()};
-}
-
 } // namespace
 
-// For tests and benchmarks: which way was taken shows in no result.
+// For tests and benchmarks: which way was taken shows in no result. In the
+// order of Outcome.
 TORCH_LIBRARY_FRAGMENT(lltm, m) {
-  m.def("_recurrence_outcomes() -> int[]", recurrence_outcomes);
+  m.def("_recurrence_outcomes() -> int[]", [] {
+    return std::vector<int64_t>(outcomes.begin(), outcomes.end());
+  });
 }
 
 TORCH_LIBRARY_IMPL(lltm, CUDA, m) {

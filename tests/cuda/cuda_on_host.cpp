@@ -3,7 +3,8 @@
 // recurrence in the emulator.
 
 #include "cuda/lltm_impl.h"
-#include "cuda/lltm_sequence_impl.h"
+#include "cuda/lltm_sequence_backward.h"
+#include "cuda/lltm_sequence_forward.h"
 #include "ops/dispatch.h"
 #include "recurrence/emulated_backend.h"
 
@@ -41,23 +42,24 @@ std::vector<std::vector<int64_t>> products;
 struct PretendedGpu : backend::EmulatedGpu {
   int64_t stream;
 
-  template <int tiles, typename Args>
-  std::optional<int64_t> resident_blocks(const Args& args, int shared_bytes) {
+  template <typename Args>
+  std::optional<int64_t>
+  resident_blocks(const Args& args, int tiles, int shared_bytes) {
     if (gpu.answers-- <= 0) {
       error = "cudaErrorUnknown: unknown error";
       return std::nullopt;
     }
-    return EmulatedGpu::resident_blocks<tiles>(args, shared_bytes);
+    return EmulatedGpu::resident_blocks(args, tiles, shared_bytes);
   }
 
-  template <int tiles, typename Args>
-  bool launch(const Args& args, unsigned blocks, int shared_bytes) {
+  template <typename Args>
+  bool launch(const Args& args, int tiles, int64_t blocks, int shared_bytes) {
     if (gpu.accepted-- <= 0) {
       error = "cudaErrorNotPermitted: operation not permitted";
       return false;
     }
     launches.push_back({blocks, shared_bytes, stream});
-    return EmulatedGpu::launch<tiles>(args, blocks, shared_bytes);
+    return EmulatedGpu::launch(args, tiles, blocks, shared_bytes);
   }
 };
 
@@ -117,7 +119,7 @@ struct HostDevice {
          .processors = gpu.processors,
          .most_shared_bytes = static_cast<int>(gpu.shared_bytes)},
         stream};
-    return lltm::recurrence::launch(
+    return lltm::recurrence::launch_with_fewest_tiles(
         pretended, args, static_cast<int>(gpu.least_tiles));
   }
 };

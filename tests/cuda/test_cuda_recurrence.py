@@ -21,7 +21,15 @@ WAITED_IN_VAIN = "waited in vain for another; with LLTM_CUDA_RECURRENCE=0"
 # Faults of the kernel: what is replaced by what, with which sanitizer it is found, what is said.
 MUTANTS = {
     "sums of two steps in one place": (
-        "sums + turn % 2 * kForwardSums<tiles>", "sums", THREAD, "data race",
+        """sums + turn % 2 * (tiles * args_.kSums);
+      multiply(own, turn);
+      machine_.sync_block();
+      CellForward""",
+        """sums;
+      multiply(own, turn);
+      machine_.sync_block();
+      CellForward""",
+        THREAD, "data race",
     ),
     "a look at the first word alone": (
         """words.word[0] != kSentinel && words.word[1] != kSentinel &&

@@ -139,8 +139,12 @@ def load_beside_library(name: str, *sources: str) -> None:
         name,
         [str(ROOT / "tests" / source) for source in sources],
         ROOT / "build" / "tests" / library.name / name,
-        # The flag finds what it finds in the library, in code for CUDA that is compiled here.
-        extra_cflags=["-Werror=missing-field-initializers", f"-I{ROOT / 'tests'}"],
+        extra_cflags=[
+            _extension.STANDARD,
+            # It finds what it finds in the library, in code for CUDA that is compiled here.
+            "-Werror=missing-field-initializers",
+            f"-I{ROOT / 'tests'}",
+        ],
         extra_ldflags=[*folder, f"-l:{library.name}"],
     )
 

@@ -9,23 +9,34 @@
 // The recurrence of a whole sequence in one kernel, for half types.
 //
 // The blocks of the grid all run at once and stay for the whole sequence. Each
-// owns 16 hidden units, and keeps their weights in registers. The blocks pass h
-// (backward: d_gates) to one another through the result itself. The result is
-// first filled with a sentinel, and each word is written once. A thread that
-// needs a word reads it until it is not the sentinel. A conversion to a half
-// type never makes the bits of the sentinel: it turns every NaN into the same
-// NaN, whose sign or lowest bits are zero. So the data are their own flags, and
-// a step needs one barrier of the block.
+// keeps the weights of its units in registers. The blocks pass h (backward:
+// d_gates) to one another through the result itself. The result is first filled
+// with a sentinel, and each word is written once. A thread that needs a word
+// reads it until it is not the sentinel. A conversion to a half type never
+// makes the bits of the sentinel: it turns every NaN into the same NaN, whose
+// sign or lowest bits are zero. So the data are their own flags, and a step
+// needs one barrier of the block.
 //
-// The products are those of mma.m16n8k16. The 16 rows of its result are hidden
-// units, and the 8 columns are rows of the batch. Eight warps divide the
-// columns of the weights among them and add up in shared memory.
+// Who owns what, with H units, 2 tiles in a block, and C = H (backward: 3 * H):
+//
+//   states        16 units     16 units
+//   2 tiles     | block 0    | block 1      | ...    a tile is 8 rows of
+//   2 tiles     | block H/16 | block H/16+1 | ...    the batch
+//
+//   product       weights, 16 units x C  @  h, C x 8 rows  =  sums, 16 x 8
+//   columns     | 0-31   | 32-63  | ... | 224-255 | 256-287 | ...
+//               | warp 0 | warp 1 | ... | warp 7  | warp 0  | ...
+//   lane          units g, g + 8            row g             units g, g + 8
+//                 columns 8q to 8q + 7 of each 32             rows 2q, 2q + 1
+//                 where g = lane / 4, q = lane % 4, by mma.m16n8k16
+//
+//   cell          the sums of all warps, added up
+//   thread        unit thread % 16, row thread / 16 % 8 of every second tile
 //
 // To read: this file, then forward.h with block.h, then launch.h and the .cu.
 //
-// The kernels know the GPU only through a Machine
-// (gpu_machine.cuh), so tests run the same source on the host, in
-// an emulator.
+// The kernels know the GPU only through a Machine (gpu_machine.cuh), so tests
+// run the same source on the host, in an emulator.
 namespace lltm::recurrence {
 
 constexpr int kUnits = 16;   // of a block
@@ -130,18 +141,19 @@ struct Arguments {
 
 template <typename scalar_t>
 struct Forward : Arguments<scalar_t> {
+  static constexpr int kSums = 3 * kWarps * kUnits * kSumStride; // of a tile
   // This launch runs count steps, from first on. before is the step that ran
   // before first, without rows if none did.
   int32_t count;
   Cursor first;
   Cursor before;
   const scalar_t* h0; // [batch, state_size], aligned to 16 bytes
-  float*
-      cell; // [batch, state_size]: before the first step, then after the last
-  // The products with input, plus bias, [rows, 3 * state_size], from row
-  // gates_row on. The activated gates replace them if write_gates.
-  scalar_t* gates;
-  int64_t gates_row;
+  // [batch, state_size]: before the first step, then after the last
+  float* cell;
+  // Those with input, plus bias, [rows, 3 * state_size], from row products_row
+  // on. The activated gates replace them if write_gates.
+  scalar_t* products;
+  int64_t products_row;
   bool write_gates;
   scalar_t* output; // [rows, state_size], aligned too, filled with 0xff
   scalar_t* cells;  // [rows, state_size]
@@ -149,6 +161,7 @@ struct Forward : Arguments<scalar_t> {
 
 template <typename scalar_t>
 struct Backward : Arguments<scalar_t> {
+  static constexpr int kSums = kWarps * kUnits * kSumStride; // of a tile
   Cursor last;                 // the step that ran last
   const scalar_t* gates;       // [rows, 3 * state_size]
   const scalar_t* cells;       // [rows, state_size]

@@ -9,9 +9,6 @@ namespace lltm::recurrence {
 // As in forward.h. 500 is within 4 % of the best at each size.
 constexpr uint32_t kBackwardClocksToLook = 500;
 
-template <int tiles>
-constexpr int kBackwardSums = tiles * kWarps * kUnits * kSumStride;
-
 // A block's part of the backward recurrence: from the step that ran last to the
 // first, and once more for the gradients of the initial state.
 template <int tiles, typename scalar_t, typename Machine>
@@ -26,7 +23,7 @@ class BackwardBlock {
     load_transposed_weights();
   }
 
-  // sums: two times kBackwardSums.
+  // sums: 2 * tiles * kSums.
   LLTM_INLINE void run(float* sums) {
     after_ = {0, 0, 0};
     step_ = args_.last;
@@ -36,7 +33,7 @@ class BackwardBlock {
       load_saved(step_, i);
     }
     for (int32_t turn = 0; turn <= args_.sequence.steps; ++turn) {
-      float* const own = sums + turn % 2 * kBackwardSums<tiles>;
+      float* const own = sums + turn % 2 * (tiles * args_.kSums);
       multiply(own, turn);
       machine_.sync_block();
 #pragma unroll
@@ -104,7 +101,8 @@ class BackwardBlock {
     return {ran ? from : nullptr, ran};
   }
 
-  LLTM_INLINE int64_t at(Cursor step, int i) const {
+  // Where the row of owned element i begins in a tensor of states.
+  LLTM_INLINE int64_t row_at(Cursor step, int i) const {
     return (step.first_row + part_.owned_row(i)) * args_.state_size;
   }
 
@@ -112,7 +110,7 @@ class BackwardBlock {
 #pragma unroll
     for (int i = 0; i < part_.kOwned; ++i) {
       if (part_.owned_row(i) < step.rows && part_.unit_of_block == 0) {
-        const auto row = at(step, i);
+        const auto row = row_at(step, i);
         machine_.prefetch(args_.cells + row + part_.unit);
         machine_.prefetch(args_.grad_output + row + part_.unit);
         machine_.prefetch(args_.grad_cells + row + part_.unit);
@@ -128,7 +126,7 @@ class BackwardBlock {
 
   LLTM_INLINE void load_saved(Cursor step, int i) {
     if (part_.owned_row(i) < step.rows) {
-      const auto row = at(step, i);
+      const auto row = row_at(step, i);
       const scalar_t* const gates = args_.gates + 3 * row + part_.unit;
       saved_[i] = {
           .input_gate = gates[0],
@@ -170,7 +168,7 @@ class BackwardBlock {
           .grad_h = saved.grad_h,
           .grad_cell = saved.grad_cell};
       to_[i] = part_.owned_row(i) < step_.rows
-          ? args_.d_gates + 3 * at(step_, i) + part_.unit
+          ? args_.d_gates + 3 * row_at(step_, i) + part_.unit
           : nullptr;
     }
 #pragma unroll
@@ -196,8 +194,8 @@ class BackwardBlock {
         products[0][0][i] += products[2][0][i];
         products[1][0][i] += products[3][0][i];
       }
-      const int at = part_.sums_at(part_.tile_at(tile), part_.warp, 1, 0);
-      store_sums(sums + at, part_, products[0][0], products[1][0]);
+      const int to = part_.sums_at(part_.tile_at(tile), part_.warp, 1, 0);
+      store_sums(sums + to, part_, products[0][0], products[1][0]);
     }
   }
 
@@ -219,9 +217,9 @@ class BackwardBlock {
           of.candidate);
       d_cell_[i] = out.d_old_cell;
     } else if (own < after_.rows) {
-      const auto at = int64_t(own) * args_.state_size + part_.unit;
-      args_.d_h0[at] = static_cast<scalar_t>(d_h);
-      args_.d_c0[at] = static_cast<scalar_t>(d_cell_[i]);
+      const auto element = int64_t(own) * args_.state_size + part_.unit;
+      args_.d_h0[element] = static_cast<scalar_t>(d_h);
+      args_.d_c0[element] = static_cast<scalar_t>(d_cell_[i]);
     }
     publish<3>(
         machine_,

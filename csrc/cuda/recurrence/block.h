@@ -7,8 +7,7 @@
 // Code that the blocks of both directions share.
 namespace lltm::recurrence {
 
-// The part of mma's operands that a lane holds: its group, as the PTX ISA calls
-// it, and its place there.
+// A lane, by the words of the PTX ISA. arguments.h draws what it holds.
 struct Lane {
   int warp;
   int group;
@@ -19,7 +18,7 @@ struct Lane {
 };
 
 // The work of a thread: as a lane, and for the elements of the state that it
-// owns. These are of its unit and one row of every second tile.
+// owns.
 template <int tiles>
 struct Part : Lane {
   static constexpr int kOwned = (tiles + 1) / 2;
@@ -82,8 +81,8 @@ struct Part : Lane {
     float of_warp[kWarps];
 #pragma unroll
     for (int from = 0; from < kWarps; ++from) {
-      const int at = sums_at(first_tile + 2 * i, from, results, result);
-      of_warp[from] = sums[at + unit_of_block * kSumStride + row_of_tile];
+      const int begin = sums_at(first_tile + 2 * i, from, results, result);
+      of_warp[from] = sums[begin + unit_of_block * kSumStride + row_of_tile];
     }
     // Added in pairs, which makes a shorter chain.
 #pragma unroll
@@ -102,19 +101,19 @@ LLTM_INLINE uint32_t pack(scalar_t low, scalar_t high) {
   return low.x | static_cast<uint32_t>(high.x) << 16;
 }
 
-// Loads the weights of two mma: at(row, column) for 16 rows and 32 columns. A
-// lane takes eight columns that lie together, so it needs 16 bytes of a row of
-// h for both mma. This changes the order of a sum and nothing else.
-template <typename At>
+// Loads the weights of two mma: weight(row, column) for 16 rows and 32 columns.
+// A lane takes eight columns that lie together, so it needs 16 bytes of a row
+// of h for both mma. This changes the order of a sum and nothing else.
+template <typename F>
 LLTM_INLINE void
-load_weights(uint32_t (&weights)[2][4], const Lane& lane, const At& at) {
+load_weights(uint32_t (&weights)[2][4], const Lane& lane, const F& weight) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int row = lane.group + i % 2 * 8;
       const int column = 8 * lane.quad + 4 * half + i / 2 * 2;
-      weights[half][i] = pack(at(row, column), at(row, column + 1));
+      weights[half][i] = pack(weight(row, column), weight(row, column + 1));
     }
   }
 }

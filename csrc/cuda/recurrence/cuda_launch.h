@@ -6,7 +6,7 @@
 
 namespace lltm::recurrence {
 
-// launch() of launch.h, on the current device.
+// launch_with_fewest_tiles() of launch.h, on the current device.
 template <typename Args>
 Launched
 cuda_launch(const Args& args, cudaStream_t stream, int least_tiles = 1);

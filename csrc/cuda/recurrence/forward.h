@@ -11,9 +11,6 @@ namespace lltm::recurrence {
 // of the best at each size (docs/benchmarks/h100/first_look.csv).
 constexpr uint32_t kForwardClocksToLook = 700;
 
-template <int tiles>
-constexpr int kForwardSums = tiles * kWarps * 3 * kUnits * kSumStride;
-
 // A block's part of the forward recurrence. While it waits for h it does what
 // needs no h: it stores the last step's results, loads the next step's products
 // with input into registers, and those of the step after that into L2. No load
@@ -31,12 +28,12 @@ class ForwardBlock {
     load_weights_for_h();
   }
 
-  // sums: two times kForwardSums, as a step may begin while the last is summed.
+  // sums: 2 * tiles * kSums.
   LLTM_INLINE void run(float* sums) {
 #pragma unroll
     for (int i = 0; i < part_.kOwned; ++i) {
       if (part_.owned_row(i) < args_.sequence.batch) {
-        cell_[i] = args_.cell[at(0, i)];
+        cell_[i] = args_.cell[state_at(0, i)];
       }
     }
     before_ = args_.before;
@@ -48,7 +45,7 @@ class ForwardBlock {
       load_products(step_, i);
     }
     for (int32_t turn = 0; turn < args_.count; ++turn) {
-      float* const own = sums + turn % 2 * kForwardSums<tiles>;
+      float* const own = sums + turn % 2 * (tiles * args_.kSums);
       multiply(own, turn);
       machine_.sync_block();
       CellForward<float> out[part_.kOwned];
@@ -71,7 +68,7 @@ class ForwardBlock {
 #pragma unroll
     for (int i = 0; i < part_.kOwned; ++i) {
       if (part_.owned_row(i) < args_.sequence.batch) {
-        args_.cell[at(0, i)] = cell_[i];
+        args_.cell[state_at(0, i)] = cell_[i];
       }
     }
   }
@@ -95,13 +92,13 @@ class ForwardBlock {
 
   // The place of owned element i in a tensor of states, of which the rows
   // begin at first_row.
-  LLTM_INLINE int64_t at(int64_t first_row, int i) const {
+  LLTM_INLINE int64_t state_at(int64_t first_row, int i) const {
     return (first_row + part_.owned_row(i)) * args_.state_size + part_.unit;
   }
 
-  LLTM_INLINE scalar_t* gates_of(Cursor step, int i) const {
-    const auto row = step.first_row - args_.gates_row + part_.owned_row(i);
-    return args_.gates + row * 3 * args_.state_size + part_.unit;
+  LLTM_INLINE scalar_t* products_of(Cursor step, int i) const {
+    const auto row = step.first_row - args_.products_row + part_.owned_row(i);
+    return args_.products + row * 3 * args_.state_size + part_.unit;
   }
 
   // The step that this launch runs after that of a turn, or one without rows.
@@ -132,10 +129,10 @@ class ForwardBlock {
 #pragma unroll
     for (int i = 0; i < part_.kOwned; ++i) {
       if (part_.owned_row(i) < step.rows && part_.unit_of_block == 0) {
-        machine_.prefetch(args_.output + at(step.first_row, i));
+        machine_.prefetch(args_.output + state_at(step.first_row, i));
 #pragma unroll
         for (int gate = 0; gate < 3; ++gate) {
-          machine_.prefetch(gates_of(step, i) + gate * args_.state_size);
+          machine_.prefetch(products_of(step, i) + gate * args_.state_size);
         }
       }
     }
@@ -154,10 +151,10 @@ class ForwardBlock {
 
   LLTM_INLINE void load_products(Cursor step, int i) {
     if (part_.owned_row(i) < step.rows) {
-      const scalar_t* const gates = gates_of(step, i);
+      const scalar_t* const products = products_of(step, i);
 #pragma unroll
       for (int gate = 0; gate < 3; ++gate) {
-        products_[i][gate] = gates[gate * args_.state_size];
+        products_[i][gate] = products[gate * args_.state_size];
       }
       if (args_.resets != nullptr) {
         resets_[i] = args_.resets[step.first_row + part_.owned_row(i)];
@@ -185,7 +182,7 @@ class ForwardBlock {
 #pragma unroll
     for (int i = 0; i < part_.kOwned; ++i) {
       to_[i] = part_.owned_row(i) < step_.rows
-          ? args_.output + at(step_.first_row, i)
+          ? args_.output + state_at(step_.first_row, i)
           : nullptr;
     }
 #pragma unroll
@@ -200,8 +197,8 @@ class ForwardBlock {
       }
 #pragma unroll
       for (int gate = 0; gate < 3; ++gate) {
-        const int at = part_.sums_at(part_.tile_at(tile), part_.warp, 3, gate);
-        store_sums(sums + at, part_, products[0][gate], products[1][gate]);
+        const int to = part_.sums_at(part_.tile_at(tile), part_.warp, 3, gate);
+        store_sums(sums + to, part_, products[0][gate], products[1][gate]);
       }
     }
   }
@@ -223,9 +220,10 @@ class ForwardBlock {
   }
 
   LLTM_INLINE void store(const CellForward<float>& out, int i) const {
-    args_.cells[at(step_.first_row, i)] = static_cast<scalar_t>(out.new_cell);
+    args_.cells[state_at(step_.first_row, i)] =
+        static_cast<scalar_t>(out.new_cell);
     if (args_.write_gates) {
-      scalar_t* const gates = gates_of(step_, i);
+      scalar_t* const gates = products_of(step_, i);
       gates[0] = static_cast<scalar_t>(out.input_gate);
       gates[args_.state_size] = static_cast<scalar_t>(out.output_gate);
       gates[2 * args_.state_size] = static_cast<scalar_t>(out.candidate);
@@ -250,7 +248,6 @@ class ForwardBlock {
   uint8_t resets_of_lane_[tiles] = {};
 };
 
-// shared: two times kForwardSums, as a step may begin while the last is summed.
 template <int tiles, typename scalar_t, typename Machine>
 LLTM_INLINE void run_forward(
     const Machine& machine,

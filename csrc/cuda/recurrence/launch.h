@@ -5,63 +5,42 @@
 
 #include <optional>
 
-// Chooses the grid of the recurrence. Compiles for the host too, where tests
-// run it.
+// Chooses the grid of the recurrence, also on the host, where tests run it.
 namespace lltm::recurrence {
 
-// What a block takes. A step may begin while the last is summed: so twice.
-template <int tiles, typename scalar_t>
-constexpr int shared_floats(const Forward<scalar_t>&) {
-  return 2 * kForwardSums<tiles>;
-}
+// What a launch needs of a GPU.
+template <typename T, typename Args>
+concept Gpu = requires(T gpu, const Args& args, int tiles, int bytes) {
+  // How many blocks it runs at once, or nothing after an error.
+  std::optional<int64_t>(gpu.resident_blocks(args, tiles, bytes));
+  // Whether it took them all.
+  bool(gpu.launch(args, tiles, /*blocks=*/1, bytes));
+  std::string(gpu.error); // its words for an error
+};
 
-template <int tiles, typename scalar_t>
-constexpr int shared_floats(const Backward<scalar_t>&) {
-  return 2 * kBackwardSums<tiles>;
-}
-
-// Nothing if it does not fit with so many tiles in a block.
-template <int tiles, typename Gpu, typename Args>
-std::optional<Outcome>
-launch_with_tiles(Gpu& gpu, const Args& args, int least_tiles) {
-  if (tiles < least_tiles) {
-    return std::nullopt;
+// Runs Forward or Backward of a half type, with as few tiles in a block as fit:
+// then more blocks work. Tests ask for more than the batch needs.
+template <typename Args>
+Launched launch_with_fewest_tiles(
+    Gpu<Args> auto gpu,
+    const Args& args,
+    int least_tiles = 1) {
+  for (int tiles = least_tiles; tiles <= 4; tiles *= 2) {
+    const auto blocks =
+        grid_blocks(args.sequence.batch, args.state_size, tiles);
+    // A step may begin while the last is summed: so twice.
+    const int shared_bytes = 2 * tiles * args.kSums * int{sizeof(float)};
+    const std::optional<int64_t> resident =
+        gpu.resident_blocks(args, tiles, shared_bytes);
+    if (!resident) {
+      return {Outcome::kNotAnswered, gpu.error};
+    }
+    if (blocks <= *resident) {
+      const bool ran = gpu.launch(args, tiles, blocks, shared_bytes);
+      return {ran ? Outcome::kRan : Outcome::kRefused, gpu.error};
+    }
   }
-  const auto blocks = grid_blocks(args.sequence.batch, args.state_size, tiles);
-  const auto shared_bytes =
-      shared_floats<tiles>(args) * static_cast<int>(sizeof(float));
-  const std::optional<int64_t> resident =
-      gpu.template resident_blocks<tiles>(args, shared_bytes);
-  if (!resident) {
-    return Outcome::kNotAnswered;
-  }
-  if (blocks > *resident) {
-    return std::nullopt;
-  }
-  const bool launched = gpu.template launch<tiles>(
-      args, static_cast<unsigned>(blocks), shared_bytes);
-  return launched ? Outcome::kRan : Outcome::kRefused;
-}
-
-// Runs Forward or Backward of a half type. The Gpu has
-//
-//   resident_blocks<tiles>(args, shared_bytes)  how many it runs at once, or
-//                                               nothing after an error;
-//   launch<tiles>(args, blocks, shared_bytes)   whether it took them all;
-//   error                                       its words for an error.
-//
-// Tests ask for more tiles in a block than the batch needs.
-template <typename Gpu, typename Args>
-Launched launch(Gpu gpu, const Args& args, int least_tiles = 1) {
-  // With fewer tiles in a block, more blocks work.
-  auto outcome = launch_with_tiles<1>(gpu, args, least_tiles);
-  if (!outcome) {
-    outcome = launch_with_tiles<2>(gpu, args, least_tiles);
-  }
-  if (!outcome) {
-    outcome = launch_with_tiles<4>(gpu, args, least_tiles);
-  }
-  return {outcome.value_or(Outcome::kDoesNotFit), gpu.error};
+  return {Outcome::kDoesNotFit, gpu.error};
 }
 
 } // namespace lltm::recurrence

@@ -26,15 +26,18 @@ __global__ void __launch_bounds__(kThreads, 1)
   run_backward<tiles>(GpuMachine(), args, shared);
 }
 
-template <int tiles, typename scalar_t>
-const void* kernel_of(const Forward<scalar_t>&) {
-  return reinterpret_cast<const void*>(&forward_kernel_device<tiles, scalar_t>);
+template <typename scalar_t>
+auto* kernel_of(const Forward<scalar_t>&, int tiles) {
+  return tiles == 1 ? forward_kernel_device<1, scalar_t>
+      : tiles == 2  ? forward_kernel_device<2, scalar_t>
+                    : forward_kernel_device<4, scalar_t>;
 }
 
-template <int tiles, typename scalar_t>
-const void* kernel_of(const Backward<scalar_t>&) {
-  return reinterpret_cast<const void*>(
-      &backward_kernel_device<tiles, scalar_t>);
+template <typename scalar_t>
+auto* kernel_of(const Backward<scalar_t>&, int tiles) {
+  return tiles == 1 ? backward_kernel_device<1, scalar_t>
+      : tiles == 2  ? backward_kernel_device<2, scalar_t>
+                    : backward_kernel_device<4, scalar_t>;
 }
 
 struct CurrentGpu {
@@ -50,9 +53,10 @@ struct CurrentGpu {
     return result == cudaSuccess;
   }
 
-  template <int tiles, typename Args>
-  std::optional<int64_t> resident_blocks(const Args& args, int shared_bytes) {
-    const auto* const kernel = kernel_of<tiles>(args);
+  template <typename Args>
+  std::optional<int64_t>
+  resident_blocks(const Args& args, int tiles, int shared_bytes) {
+    auto* const kernel = kernel_of(args, tiles);
     int device = 0, cooperative = 0, processors = 0, most_shared = 0;
     cudaFuncAttributes compiled{};
     const auto ask = [&](int& value, cudaDeviceAttr attribute) {
@@ -84,12 +88,12 @@ struct CurrentGpu {
     return int64_t(blocks) * processors;
   }
 
-  template <int tiles, typename Args>
-  bool launch(const Args& args, unsigned blocks, int shared_bytes) {
+  template <typename Args>
+  bool launch(const Args& args, int tiles, int64_t blocks, int shared_bytes) {
     void* arguments[] = {const_cast<Args*>(&args)};
     return succeeds(cudaLaunchCooperativeKernel(
-        kernel_of<tiles>(args),
-        dim3(blocks),
+        kernel_of(args, tiles),
+        dim3(static_cast<unsigned>(blocks)),
         dim3(kThreads),
         arguments,
         shared_bytes,
@@ -101,7 +105,7 @@ struct CurrentGpu {
 
 template <typename Args>
 Launched cuda_launch(const Args& args, cudaStream_t stream, int least_tiles) {
-  return launch(CurrentGpu{stream}, args, least_tiles);
+  return launch_with_fewest_tiles(CurrentGpu{stream}, args, least_tiles);
 }
 
 template Launched cuda_launch(const Forward<c10::Half>&, cudaStream_t, int);

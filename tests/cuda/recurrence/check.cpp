@@ -313,8 +313,8 @@ class Run {
       args.before = begin > 0 ? far(cursors_[begin - 1]) : Cursor{};
       args.h0 = h0_.get();
       args.cell = cell_.get();
-      args.gates = gates.get();
-      args.gates_row = case_.first_row + low;
+      args.products = gates.get();
+      args.products_row = case_.first_row + low;
       args.output =
           far(output_.get(), H_) + (plants_.misaligned_output ? 2 : 0);
       args.cells = far(cells_.get(), H_);

@@ -71,13 +71,14 @@ struct EmulatedGpu {
   int most_shared_bytes = INT_MAX;
   std::string error = {};
 
-  template <int tiles, typename Args>
-  int64_t resident_blocks(const Args&, int shared_bytes) const {
+  template <typename Args>
+  int64_t resident_blocks(const Args&, int, int shared_bytes) const {
     return shared_bytes <= most_shared_bytes ? processors : 0;
   }
 
-  template <int tiles, typename Args>
-  bool launch(const Args& args, unsigned blocks, int shared_bytes) const {
+  template <typename Args>
+  bool launch(const Args& args, int tiles, int64_t blocks, int shared_bytes)
+      const {
     const auto count = static_cast<int>(blocks);
     emulator::run(
         {.blocks = count,
@@ -88,7 +89,9 @@ struct EmulatedGpu {
          .seed = seed,
          .plants = plants},
         [&](const emulator::Machine& machine, float* shared) {
-          run_block<tiles>(machine, args, shared);
+          tiles == 1       ? run_block<1>(machine, args, shared)
+              : tiles == 2 ? run_block<2>(machine, args, shared)
+                           : run_block<4>(machine, args, shared);
         });
     return true;
   }
@@ -100,7 +103,8 @@ void run_recurrence(
     int tiles,
     uint32_t seed,
     const Plants& plants) {
-  lltm::recurrence::launch(EmulatedGpu{seed, plants}, args, tiles);
+  lltm::recurrence::launch_with_fewest_tiles(
+      EmulatedGpu{seed, plants}, args, tiles);
 }
 
 } // namespace backend

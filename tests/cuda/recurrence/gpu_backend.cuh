@@ -99,7 +99,7 @@ void run_recurrence(
   to_device(args.resets);
   to_device(args.h0);
   to_device(args.cell);
-  to_device(args.gates);
+  to_device(args.products);
   to_device(args.output);
   to_device(args.cells);
   run(args, tiles);

@@ -106,27 +106,35 @@ REPLACED = {
     ("test_everything_runs_on_the_current_stream", "csrc/cuda/launch_pointwise.h"): [
         ("Device::stream(), rows, columns, body", "typename Device::Stream{}, rows, columns, body"),
     ],
-    ("test_everything_runs_on_the_current_stream", "csrc/cuda/lltm_sequence_impl.h"): [
+    ("test_everything_runs_on_the_current_stream", "csrc/cuda/lltm_sequence_forward.h"): [
         (
             "launch_recurrence(args, Device::stream())",
             "launch_recurrence(args, typename Device::Stream{})",
         ),
     ],
-    ("test_sequences_that_the_recurrence_does_not_take", "csrc/cuda/lltm_sequence_impl.h"): [
+    ("test_everything_runs_on_the_current_stream", "csrc/cuda/lltm_sequence_backward.h"): [
+        (
+            "launch_recurrence(args, Device::stream())",
+            "launch_recurrence(args, typename Device::Stream{})",
+        ),
+    ],
+    ("test_sequences_that_the_recurrence_does_not_take", "csrc/cuda/lltm_sequence_recurrence.h"): [
         ("(packed ? recurrence::kMostPackedBatch : INT32_MAX)", "INT32_MAX"),
         ("state_size <= recurrence::kMostUnits &&", "true &&"),
         ("state_size % recurrence::kColumns == 0 &&", "true &&"),
         ("(a.h0.scalar_type() == at::kHalf ||", "(a.h0.scalar_type() != at::kDouble ||"),
     ],
-    ("test_sequences_of_which_launches_are_refused", "csrc/cuda/lltm_sequence_impl.h"): [
+    ("test_sequences_of_which_launches_are_refused", "csrc/cuda/lltm_sequence_forward.h"): [
         ("sequence_.reset();", ""),
+    ],
+    ("test_sequences_of_which_launches_are_refused", "csrc/cuda/lltm_sequence_backward.h"): [
         ("if (run_recurrence(d_h0, d_c0)) {", "if (run_recurrence(d_h0, d_c0) || true) {"),
     ],
-    ("test_sequences_by_the_recurrence", "csrc/cuda/lltm_sequence_impl.h"): [
+    ("test_sequences_by_the_recurrence", "csrc/cuda/lltm_sequence_backward.h"): [
         ("grad_output = grad_output_.", "grad_output = grad_cells_."),
     ],
     ("test_the_grid_of_the_recurrence", "csrc/cuda/recurrence/launch.h"): [
-        ("return 2 * kForwardSums<tiles>;", "return kForwardSums<tiles>;"),
+        ("2 * tiles * args.kSums", "tiles * args.kSums"),
     ],
     ("test_the_largest_sequences_that_the_recurrence_takes", "csrc/cuda/recurrence/forward.h"): [
         ("(part_.warp + i * kWarps) + column);", "(part_.warp + i % 3 * kWarps) + column);"),

@@ -1,0 +1,203 @@
+#pragma once
+
+#include "cuda/lltm_sequence_recurrence.h"
+#include "ops/lltm_composite.h"
+#include "ops/lltm_sequence_composite.h"
+
+#include <ATen/ops/mm.h>
+#include <ATen/ops/zeros.h>
+
+#include <tuple>
+
+namespace lltm {
+
+inline at::Tensor as_rows(const at::Tensor& tensor) {
+  return tensor.contiguous().flatten(0, -2);
+}
+
+template <typename scalar_t>
+const scalar_t* const_rows(const at::Tensor& rows, const SequenceStep& step) {
+  return rows.const_data_ptr<scalar_t>() + step.first_row * rows.size(1);
+}
+
+template <SequenceDevice Device>
+class BackwardSteps {
+ public:
+  BackwardSteps(
+      const SequenceBackwardArguments& a,
+      const std::vector<SequenceStep>& steps,
+      const at::Tensor& d_gates)
+      : steps_(steps),
+        grad_output_(as_rows(a.grad_output)),
+        grad_cells_(as_rows(a.grad_cells)),
+        cells_(as_rows(a.cells)),
+        gates_(as_rows(a.gates)),
+        weights_for_h_(a.weights.narrow(1, 0, a.h0.size(1))),
+        resets_(flat_or_none(a.resets)),
+        d_gates_(d_gates),
+        state_sizes_(a.h0.sizes()),
+        sequence_(recurrence_sequence<Device>(a, steps)) {}
+
+  // d_h0 and d_c0, of the dtype of gates. Writes d_gates.
+  std::tuple<at::Tensor, at::Tensor> run() const {
+    if (sequence_) {
+      auto d_h0 = at::empty(state_sizes_, gates_.options());
+      auto d_c0 = at::empty(state_sizes_, gates_.options());
+      if (run_recurrence(d_h0, d_c0)) {
+        return {std::move(d_h0), std::move(d_c0)};
+      }
+    }
+    return run_steps();
+  }
+
+ private:
+  bool run_recurrence(const at::Tensor& d_h0, const at::Tensor& d_c0) const {
+    Device::fill_sentinel(d_gates_);
+    bool ran = false;
+    AT_DISPATCH_REDUCED_FLOATING_TYPES(
+        gates_.scalar_type(), "lltm_backward", [&] {
+          recurrence::Backward<scalar_t> args{};
+          set_common(args, *sequence_, weights_for_h_, resets_);
+          args.last =
+              cursor_of(steps_, sequence_->steps - 1, sequence_->reverse);
+          args.gates = gates_.const_data_ptr<scalar_t>();
+          args.cells = cells_.const_data_ptr<scalar_t>();
+          args.grad_output = grad_output_.const_data_ptr<scalar_t>();
+          args.grad_cells = grad_cells_.const_data_ptr<scalar_t>();
+          args.d_gates = d_gates_.mutable_data_ptr<scalar_t>();
+          args.d_h0 = d_h0.mutable_data_ptr<scalar_t>();
+          args.d_c0 = d_c0.mutable_data_ptr<scalar_t>();
+          ran = count_launch(
+              Device::launch_recurrence(args, Device::stream()),
+              "lltm::sequence_backward");
+        });
+    return ran;
+  }
+
+  std::tuple<at::Tensor, at::Tensor> run_steps() const {
+    const auto options =
+        gates_.options().dtype(at::toOpMathType(gates_.scalar_type()));
+    const auto d_h = at::zeros(state_sizes_, options);
+    const auto d_cell = at::zeros(state_sizes_, options);
+    const auto weights = weights_for_products(
+        weights_for_h_, static_cast<int64_t>(steps_.size()));
+    const SequenceStep* next = nullptr;
+    for (auto step = steps_.rbegin(); step != steps_.rend(); ++step) {
+      run_pointwise(*step, next, d_h, d_cell);
+      auto d_h_of_step = d_h.narrow(0, 0, step->rows);
+      Device::mm_out(d_h_of_step, of_step(d_gates_, *step), weights);
+      next = &*step;
+    }
+    if (resets_.defined()) {
+      run_pointwise({0, 0, 0}, next, d_h, d_cell);
+    }
+    return {d_h.to(gates_.scalar_type()), d_cell.to(gates_.scalar_type())};
+  }
+
+  void run_pointwise(
+      const SequenceStep& step,
+      const SequenceStep* next,
+      const at::Tensor& d_h,
+      const at::Tensor& d_cell) const {
+    const auto next_resets = resets_of(resets_, next);
+    AT_DISPATCH_FLOATING_TYPES_AND2(
+        at::kHalf, at::kBFloat16, gates_.scalar_type(), "lltm_backward", [&] {
+          using opmath_t = at::opmath_type<scalar_t>;
+          launch_pointwise<Device>(
+              std::max(step.rows, next_resets.rows),
+              d_h.size(1),
+              SequenceBackwardUnit<scalar_t>{
+                  .state_size = d_h.size(1),
+                  .rows = step.rows,
+                  .grad_output = const_rows<scalar_t>(grad_output_, step),
+                  .grad_cells = const_rows<scalar_t>(grad_cells_, step),
+                  .cells = const_rows<scalar_t>(cells_, step),
+                  .gates = const_rows<scalar_t>(gates_, step),
+                  .d_gates = mutable_rows<scalar_t>(d_gates_, step),
+                  .d_h = d_h.mutable_data_ptr<opmath_t>(),
+                  .d_cell = d_cell.mutable_data_ptr<opmath_t>(),
+                  .next_resets = next_resets});
+        });
+  }
+
+  const std::vector<SequenceStep>& steps_;
+  const at::Tensor grad_output_;
+  const at::Tensor grad_cells_;
+  const at::Tensor cells_;
+  const at::Tensor gates_;
+  const at::Tensor weights_for_h_;
+  const at::Tensor resets_;
+  const at::Tensor d_gates_;
+  const at::IntArrayRef state_sizes_;
+  const std::optional<recurrence::Sequence> sequence_;
+};
+
+// The gradient of the weights for h and for input, in one tensor. Without
+// batch_sizes and resets, the states that steps began with lie in output and
+// are not copied.
+inline at::Tensor d_weights_of_sequence(
+    const SequenceBackwardArguments& a,
+    const std::vector<SequenceStep>& steps,
+    const at::Tensor& input_rows,
+    const at::Tensor& d_gates) {
+  auto d_weights = at::empty(a.weights.sizes(), a.input.options());
+  if (d_gates.numel() == 0) {
+    return d_weights.zero_();
+  }
+  const auto state_size = a.h0.size(1);
+  auto for_h = d_weights.narrow(1, 0, state_size);
+  auto for_input = d_weights.narrow(1, state_size, a.input.size(-1));
+  const auto output = as_rows(a.output);
+  at::mm_out(for_input, d_gates.t(), input_rows);
+  if (a.batch_sizes || a.resets) {
+    const auto resets =
+        a.resets ? OptionalTensor(flat_or_none(a.resets)) : OptionalTensor();
+    const auto old_h =
+        composite::old_states(steps, output, a.h0, a.reverse, resets);
+    at::mm_out(for_h, d_gates.t(), old_h);
+    return d_weights;
+  }
+  const auto& first = steps.front();
+  at::mm_out(for_h, of_step(d_gates, first).t(), a.h0);
+  const auto rest = output.size(0) - first.rows;
+  const auto later = d_gates.narrow(0, a.reverse ? 0 : first.rows, rest);
+  const auto earlier = output.narrow(0, a.reverse ? first.rows : 0, rest);
+  for_h.addmm_(later.t(), earlier);
+  return d_weights;
+}
+
+template <SequenceDevice Device>
+BackwardResult sequence_backward_impl(const SequenceBackwardArguments& a) {
+  check_arguments(a);
+  const typename Device::Guard device_guard(a.input.device());
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(
+      c10::autocast_dispatch_keyset);
+  const auto steps = sequence_steps(a);
+  const auto input_rows = as_rows(a.input);
+  const auto d_gates =
+      at::empty({input_rows.size(0), a.weights.size(0)}, a.input.options());
+  at::Tensor d_input, d_bias, d_h0, d_c0;
+  if (d_gates.numel() == 0) {
+    d_h0 = at::zeros(a.h0.sizes(), a.input.options());
+    d_c0 = at::zeros(a.h0.sizes(), a.input.options());
+  } else {
+    std::tie(d_h0, d_c0) = BackwardSteps<Device>(a, steps, d_gates).run();
+  }
+  std::tie(d_input, std::ignore, d_bias, std::ignore, std::ignore) =
+      pre_activations_backward(
+          d_gates,
+          {},
+          input_rows,
+          a.weights,
+          a.h0,
+          {a.output_mask[0], false, a.output_mask[2], false, false});
+  return {
+      a.output_mask[0] ? d_input.view(a.input.sizes()) : at::Tensor(),
+      a.output_mask[1] ? d_weights_of_sequence(a, steps, input_rows, d_gates)
+                       : at::Tensor(),
+      d_bias,
+      a.output_mask[3] ? d_h0 : at::Tensor(),
+      a.output_mask[4] ? d_c0 : at::Tensor()};
+}
+
+} // namespace lltm
