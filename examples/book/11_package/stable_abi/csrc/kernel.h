@@ -6,10 +6,10 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/Dispatch_v2.h>
-#include <torch/headeronly/util/Exception.h>
 
 #include <initializer_list>
 #include <sstream>
+#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -35,11 +35,14 @@ void check(
     const char* op, const Tensor& gate,
     std::initializer_list<std::pair<const char*, const Tensor&>> others) {
   for (const auto& [name, tensor] : others) {
-    STD_TORCH_CHECK(
-        tensor.scalar_type() == gate.scalar_type() && tensor.device() == gate.device() &&
-            tensor.sizes().equals(gate.sizes()),
-        op, ": expected ", name, " to be like gate, ", describe(gate), ", but got ",
-        describe(tensor));
+    if (tensor.scalar_type() != gate.scalar_type() || tensor.device() != gate.device() ||
+        !tensor.sizes().equals(gate.sizes())) {
+      std::ostringstream text;
+      text << op << ": expected " << name << " to be like gate, " << describe(gate) << ", but got "
+           << describe(tensor);
+      // STD_TORCH_CHECK would begin with the path of this file where it was compiled.
+      throw std::runtime_error(text.str());
+    }
   }
 }
 

@@ -10,7 +10,7 @@ __all__ = ["swiglu"]
 def swiglu(gate: Tensor, value: Tensor) -> Tensor:
     """``silu(gate) * value``, element by element.
 
-    Works with autograd of any order, ``torch.compile`` and ``torch.func``.
+    Works with autograd of any order, ``torch.compile``, ``torch.func`` and ``torch.autocast``.
 
     Args:
         gate: of any shape and strides, float64, float32, bfloat16 or float16.

@@ -32,6 +32,25 @@ def _(grad, gate, value):
     return gate.new_empty(gate.shape), gate.new_empty(gate.shape)
 
 
+def batched(info, in_dims, inputs) -> list[Tensor]:
+    """A batch is one more dimension: the operators go element by element."""
+    return [
+        tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+        for tensor, dim in zip(inputs, in_dims, strict=True)
+    ]
+
+
+# torch.vmap of the operators alone. Without these lines PyTorch calls them in a loop.
+@torch.library.register_vmap("my_ops::swiglu_forward")
+def _(info, in_dims, *inputs):
+    return ops.swiglu_forward(*batched(info, in_dims, inputs)), 0
+
+
+@torch.library.register_vmap("my_ops::swiglu_backward")
+def _(info, in_dims, *inputs):
+    return ops.swiglu_backward(*batched(info, in_dims, inputs)), (0, 0)
+
+
 def partial_derivatives(gate: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """Derives the result by gate and by value, in operators that PyTorch can derive further."""
     gate = gate.to(torch.promote_types(gate.dtype, torch.float32))
@@ -68,16 +87,22 @@ class SwiGLU(torch.autograd.Function):
 
     @staticmethod
     def vmap(info, in_dims, *inputs):
-        # A batch is one more dimension: the operator goes element by element.
-        batched = (
-            tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-            for tensor, dim in zip(inputs, in_dims, strict=True)
-        )
-        return SwiGLU.apply(*batched), 0
+        return SwiGLU.apply(*batched(info, in_dims, inputs)), 0
+
+
+def autocast(*inputs: Tensor) -> tuple[Tensor, ...]:
+    """Casts as torch.autocast does, before the Function. register_autocast would cast inside of it,
+    so that backward gets a grad of another dtype than the tensors that the Function saved."""
+    device = inputs[0].device.type
+    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+        return inputs
+    dtype = torch.get_autocast_dtype(device)
+    cast = (torch.float32, torch.bfloat16, torch.float16)
+    return tuple(tensor.to(dtype) if tensor.dtype in cast else tensor for tensor in inputs)
 
 
 # torch.compile takes no Function with a jvp, and under torch.func it leaves any Function out: the
 # gradients would be zeros. So it does not look into this call, but records what happens in it.
 @torch.compiler.allow_in_graph
 def swiglu(gate: Tensor, value: Tensor) -> Tensor:
-    return SwiGLU.apply(gate, value)
+    return SwiGLU.apply(*autocast(gate, value))
