@@ -169,7 +169,10 @@ def test_sentences_have_the_figures_of_the_gpu(dtype):
         if row["dtype"] == dtype and row["recurrence"]
     ]
     readme = " ".join((ROOT / "README.md").read_text().split())
-    assert re.search(f"{min(leads):.1f} to {max(leads):.1f} times .*in {dtype}", readme)
+    digits = 1 if dtype == "bfloat16" else 2
+    assert re.search(
+        f"{min(leads):.{digits}f} to {max(leads):.{digits}f} times .*in {dtype}", readme
+    )
     rounded = f"{min(leads):.2f} to {max(leads):.2f}"
     assert re.search(
         rf"\| {dtype} \| `nn.LSTM`.* \| {rounded} \|", (ROOT / "docs" / "cuda.md").read_text()
