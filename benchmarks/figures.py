@@ -58,8 +58,11 @@ def pages() -> str:
 
 def commit() -> str:
     command = ["git", "describe", "--always", "--dirty", "--abbrev=7", "--exclude=*"]
-    described = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    return described.stdout.strip() or "unknown"
+    try:
+        described = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+    except FileNotFoundError:
+        described = ""  # without git, as on a new system
+    return described.strip() or "unknown"
 
 
 def describe(device: str = "cpu", **more: Any) -> dict[str, str]:
