@@ -27,7 +27,7 @@ concept SequenceDevice = PointwiseDevice<T> && requires(at::Tensor tensor) {
   T::mm_out(tensor, tensor, tensor); // out = a @ b, in the dtype of out
   bool(T::recurrence_is_on());       // whether to try it
   T::fill_sentinel(tensor);          // sets all its bytes to 0xff
-  // As launch_with_fewest_tiles() of recurrence/launch.h.
+  // They do what launch_with_fewest_tiles() of recurrence/launch.h does.
   T::launch_recurrence(recurrence::Forward<at::Half>(), T::stream());
   T::launch_recurrence(recurrence::Backward<at::Half>(), T::stream());
 };

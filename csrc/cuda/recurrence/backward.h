@@ -6,7 +6,7 @@
 
 namespace lltm::recurrence {
 
-// As in forward.h. 500 is within 4 % of the best at each size.
+// forward.h says why. 500 is within 4 % of the best at each size.
 constexpr uint32_t kBackwardClocksToLook = 500;
 
 // A block's part of the backward recurrence: from the step that ran last to the
@@ -241,7 +241,7 @@ class BackwardBlock {
   uint32_t published_at_ = 0;
   scalar_t* to_[Part<tiles>::kOwned] = {};         // where d_gates go, or null
   uint8_t resets_after_[Part<tiles>::kOwned] = {}; // of after_
-  // Of the step, until its factors are made; then of the next.
+  // These are of the step until its factors are made, then of the next.
   Saved saved_[Part<tiles>::kOwned] = {};
   Factors factors_[Part<tiles>::kOwned] = {};
 };

@@ -8,7 +8,8 @@ namespace lltm::recurrence {
 
 // A block looks for what others have published so long after it has published.
 // A look that finds nothing costs another way to L2 and back. 700 is within 4 %
-// of the best at each size (docs/benchmarks/h100/first_look.csv).
+// of the best at each size but 1024 units and 16 rows, where 900 would save
+// 10 % (docs/benchmarks/h100/first_look.csv).
 constexpr uint32_t kForwardClocksToLook = 700;
 
 // A block's part of the forward recurrence. While it waits for h it does what
@@ -242,7 +243,7 @@ class ForwardBlock {
   Cursor ahead_; // the step after the next
   uint32_t published_at_ = 0;
   scalar_t* to_[Part<tiles>::kOwned] = {}; // where h goes, or null
-  // Of the step, until they are used; then of the next.
+  // These are of the step until they are used, then of the next.
   scalar_t products_[Part<tiles>::kOwned][3] = {};
   uint8_t resets_[Part<tiles>::kOwned] = {};
   uint8_t resets_of_lane_[tiles] = {};

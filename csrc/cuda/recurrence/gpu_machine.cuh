@@ -48,7 +48,7 @@ struct GpuMachine {
   // Called between two looks. Here nothing else needs the thread.
   __device__ void pause() const {}
 
-  // Of this multiprocessor.
+  // Each multiprocessor has its own.
   __device__ uint32_t clock() const {
     uint32_t clocks;
     asm volatile("mov.u32 %0, %%clock;" : "=r"(clocks)::"memory");

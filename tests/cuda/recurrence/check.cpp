@@ -271,7 +271,7 @@ class Run {
     return turn == 0 || sequence >= cursors_[turn - 1].rows;
   }
 
-  // As the kernels see it.
+  // The kernels see rows from first_row on.
   Cursor far(Cursor cursor) const {
     cursor.first_row += case_.first_row;
     return cursor;
