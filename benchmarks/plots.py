@@ -18,9 +18,9 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 PLOTTED = ("zen5/lengths.csv", "zen4/sweep.csv", "h100/recurrence.csv")
-# As in the picture of the demo.
+# The picture of the demo has the same colors.
 OURS, LSTM, GRU, PLAIN = "tab:red", "tab:blue", "slategrey", "burlywood"
-# Of a longer bar only the number is to scale.
+# A longer bar is cut here, and its number says how long it is.
 LONGEST_BAR = 6
 # The README shows float32 on one thread of one processor: panels by file, row, and what a newcomer
 # calls the contenders.

@@ -17,7 +17,7 @@ from torch.utils.benchmark import Timer
 from lltm_ops import LLTM
 
 STEPS, ENVIRONMENTS, FEATURES, UNITS = 128, 16, 64, 128
-# Of an episode, in steps.
+# An episode has so many steps on average.
 MEAN_LENGTH = 32
 
 

@@ -161,7 +161,7 @@ def test_sentences_of_the_readme_have_the_measured_figures(tables):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_sentences_have_the_figures_of_the_gpu(dtype):
-    """As they are rounded in README.md, and in the table of cuda.md."""
+    """README.md and the table of cuda.md round them differently."""
     rows = figures.read(figures.DOCUMENTED / "h100" / "recurrence.csv")
     leads = [
         float(row["nn.LSTM"]) / float(row["recurrence"])

@@ -101,7 +101,7 @@ class BackwardBlock {
     return {ran ? from : nullptr, ran};
   }
 
-  // Where the row of owned element i begins in a tensor of states.
+  // The row of owned element i begins here in a tensor of states.
   LLTM_INLINE int64_t row_at(Cursor step, int i) const {
     return (step.first_row + part_.owned_row(i)) * args_.state_size;
   }
