@@ -1,6 +1,7 @@
 """Each test of the book fails with the code of the chapter before, and passes with its own."""
 
 import re
+from importlib.util import find_spec
 
 import pytest
 from common import ROOT, blocks, program
@@ -9,8 +10,16 @@ book = program(ROOT / "examples" / "book" / "run.py")
 
 PAGES = sorted((ROOT / "docs" / "book").glob("[01]*.md"))
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+# make test-all installs the extra.
+NEEDS = {
+    "11_triton": pytest.mark.skipif(find_spec("triton") is None, reason="needs the extra book")
+}
 each_chapter = pytest.mark.parametrize(
-    "number", range(len(book.CHAPTERS)), ids=[folder.name for folder in book.CHAPTERS]
+    "number",
+    [
+        pytest.param(number, id=folder.name, marks=NEEDS.get(folder.name, ()))
+        for number, folder in enumerate(book.CHAPTERS)
+    ],
 )
 
 
