@@ -1,5 +1,6 @@
 import re
 import subprocess
+import sys
 
 import lltm
 import pytest
@@ -25,6 +26,15 @@ def test_values(batch, dtype):
     inputs[3].zero_()  # the products are those of ATen
     expected = reference(*(tensor.double() for tensor in inputs))
     torch.testing.assert_close(lltm.forward(*inputs), tuple(t.to(dtype) for t in expected))
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="torch.jit.script ends with Python 3.13")
+def test_scripts():
+    @torch.jit.script
+    def step(input, weights, bias, old_h, old_cell):
+        return torch.ops.lltm_stable.forward(input, weights, bias, old_h, old_cell)
+
+    torch.testing.assert_close(step(*sample_inputs())[:2], reference(*sample_inputs()))
 
 
 def test_derivatives():
