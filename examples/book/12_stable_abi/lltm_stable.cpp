@@ -33,7 +33,7 @@ void check(
     const std::vector<int64_t>& sizes) {
   if (!tensor.sizes().equals(sizes) || tensor.scalar_type() != input.scalar_type()) {
     std::string text = std::string("lltm_stable: expected ") + name + " of the dtype of input, [";
-    for (auto size : sizes) {
+    for (const auto& size : sizes) {
       text += std::to_string(size) + (&size == &sizes.back() ? "" : ", ");
     }
     // STD_TORCH_CHECK would begin with the path of this file where it was compiled.
