@@ -87,7 +87,7 @@ bench: $(BUILT)  ## time cell and layer, and PyTorch's own; BENCH=lengths, memor
 
 ## Learn
 
-book: $(BUILT)  ## a chapter of the book: its test fails, then passes; CHAPTER=1 to 10
+book: $(BUILT) $(if $(filter 11,$(CHAPTER)),$(EXTRAS))  ## a chapter of the book: its test fails, then passes; CHAPTER=1 to 12
 	$(PYTHON) examples/book/run.py $(CHAPTER)
 
 new:  ## start a package of your own operators; NAME=my_ops OUTPUT=../my_ops ABI=torch AUTHOR=
@@ -236,7 +236,7 @@ $(VENV)/.built: $(VENV)/.torch $(VENV)/.options $(SOURCES)
 		$(INSTALL_EDITABLE) '.[demo,test]' && touch $@
 
 $(VENV)/.extras: $(VENV)/.torch pyproject.toml | $(VENV)/.built
-	@$(LOCKED) && $(INSTALL_EDITABLE) '.[demo,test,docs,onnx]' && touch $@
+	@$(LOCKED) && $(INSTALL_EDITABLE) '.[demo,test,docs,onnx,book]' && touch $@
 
 $(VENV)/.lint: $(VENV)/.torch Makefile
 	@$(LOCKED) && $(VENV)/bin/python -m pip install --quiet $(LINTERS) && touch $@

@@ -110,25 +110,17 @@ def draw_speed(times: dict[str, dict[str, float]]) -> None:
     figure.savefig(PICTURES / "speed.png", dpi=80)
 
 
-def draw_bars(values: dict[str, float], label: str, picture: str, log: bool = False) -> None:
+def draw_steps(nanoseconds: dict[str, float]) -> None:
     from matplotlib import pyplot
 
-    figure, axis = pyplot.subplots(figsize=(8, 0.45 * len(values) + 1))
-    bars = axis.barh(list(values), list(values.values()))
+    figure, axis = pyplot.subplots(figsize=(8, 0.45 * len(nanoseconds) + 1))
+    bars = axis.barh(list(nanoseconds), list(nanoseconds.values()))
     axis.bar_label(bars, fmt="%.3g", padding=2)
     axis.invert_yaxis()
-    axis.set(xlabel=label, xscale="log" if log else "linear")
+    axis.set(xlabel="nanoseconds a hidden unit", xscale="log")
     axis.margins(x=0.15)
     figure.tight_layout()
-    figure.savefig(PICTURES / picture, dpi=110)
-
-
-def profile() -> dict[str, float]:
-    """Microseconds of a training step of chapter 1 in the operators that take longest."""
-    steps = 200
-    events = load(BOOK / "01_python" / "lltm.py").profile(steps)
-    by_time = sorted(events, key=lambda event: -event.self_cpu_time_total)[:12]
-    return {event.key: event.self_cpu_time_total / steps for event in by_time}
+    figure.savefig(PICTURES / "steps.png", dpi=110)
 
 
 def main() -> None:
@@ -144,10 +136,8 @@ def main() -> None:
     PICTURES.mkdir(parents=True, exist_ok=True)
     (PICTURES / "speed.json").write_text(json.dumps(times, indent=1) + "\n")
     draw_speed(times)
-    draw_bars(profile(), "microseconds of a training step, 16 x 32 x 128", "profile.png")
     sys.path.insert(0, str(BOOK))
-    steps = load(BOOK / "09_kernel" / "lltm.py").time_steps()
-    draw_bars(steps, "nanoseconds a hidden unit", "steps.png", log=True)
+    draw_steps(load(BOOK / "09_kernel" / "lltm.py").time_steps())
     for name, row in times.items():
         print(f"{name:14}", *(f"{what} {value:9.1f} us" for what, value in row.items()))
 

@@ -31,6 +31,7 @@ PARTS = (
     "benchmark",
     "checkers",
     "tests",
+    "book",
     "shapes",
 )
 Step = tuple[str, int, list[str]]  # name, seconds at most, command
@@ -57,6 +58,24 @@ def tested(file: Path, seconds: int, *options: str) -> Step:
     return file.stem, seconds, [*pytest, str(file)]
 
 
+def chapter(number: int) -> Step:
+    """Its tests, of which those for a GPU are skipped elsewhere."""
+    program = str(ROOT / "examples" / "book" / "run.py")
+    return f"chapter_{number}", 150, [sys.executable, program, str(number)]
+
+
+def template(abi: str, variables: list[str]) -> Step:
+    """What make new writes, built and tested."""
+    folder = OUTPUT.parent / f"gpu_{abi}"
+    program = ROOT / "examples" / "new_package.py"
+    script = f"""rm -rf {folder}
+{sys.executable} {program} --name=gpu_ops --abi={abi} --output={folder}
+cd {folder}
+{sys.executable} setup.py build_ext --inplace
+{sys.executable} -m pytest -v"""
+    return f"template_{abi}", 150, ["env", *variables, "bash", "-ec", script]
+
+
 def files_of_tests() -> list[Path]:
     """Those that have tests for a GPU; the longest begin first."""
     marks = ("each_device", "needs_cuda", '"cuda"')
@@ -70,13 +89,9 @@ def files_of_tests() -> list[Path]:
 
 
 def steps_of(part: str) -> list[Step]:
-    build = {
-        "FORCE_CUDA": "1",
-        "TORCH_CUDA_ARCH_LIST": os.environ.get(
-            "TORCH_CUDA_ARCH_LIST", "{}.{}".format(*torch.cuda.get_device_capability())
-        ),
-    }
-    make = ["env", *(f"{name}={value}" for name, value in build.items()), "make", "in-place"]
+    this_gpu = "{}.{}".format(*torch.cuda.get_device_capability())
+    arch = f"TORCH_CUDA_ARCH_LIST={os.environ.get('TORCH_CUDA_ARCH_LIST', this_gpu)}"
+    make = ["env", "FORCE_CUDA=1", arch, "make", "in-place"]
     check = str(OUTPUT / "check")
     # All blocks have to run at once, and a multiprocessor runs one.
     blocks = min(100, torch.cuda.get_device_properties(0).multi_processor_count)
@@ -120,6 +135,10 @@ def steps_of(part: str) -> list[Step]:
             for tool in ("memcheck", "racecheck", "synccheck")
         ],
         "tests": [tested(file, 300, "-k", "cuda") for file in files_of_tests()],
+        "book": [
+            *(template(abi, [arch]) for abi in ("torch", "stable")),
+            *(chapter(number) for number in (10, 11)),
+        ],
         "shapes": [
             timed("short", 60, "recurrence.py", "--dtypes bfloat16 --times 3 8 32 128 --sizes 512"),
             timed("larger", 60, "recurrence.py", "--times 256 --sizes 768 2048 --batches 16 256"),
@@ -172,7 +191,7 @@ def main() -> int:
     OUTPUT.mkdir(parents=True, exist_ok=True)
     passed = True
     for part in args.parts:
-        with ThreadPoolExecutor(3 if part == "tests" else 1) as pool:
+        with ThreadPoolExecutor(3 if part in ("tests", "book") else 1) as pool:
             ok = all(list(pool.map(run, steps_of(part))))
         passed = passed and ok
         if part in ("build", "truth") and not ok:

@@ -16,7 +16,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "repos
 
 # Headings get the anchors that GitHub gives them.
 myst_heading_anchors = 4
-myst_enable_extensions = ["substitution"]
+myst_enable_extensions = ["colon_fence", "substitution"]
 
 
 def argument_a_line(schema: str) -> str:

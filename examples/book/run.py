@@ -36,6 +36,13 @@ def run(code: Path | None, *arguments: str | Path) -> subprocess.CompletedProces
         )
 
 
+def before(chapter: Path) -> Path | None:
+    """The chapter whose code it goes on from."""
+    number = CHAPTERS.index(chapter)
+    # Chapter 11 is a way of its own, without a library.
+    return CHAPTERS[number - (2 if chapter.name == "12_stable_abi" else 1)] if number else None
+
+
 def test(chapter: Path, code: Path | None) -> subprocess.CompletedProcess[str]:
     return run(code, *PYTEST, chapter / "test_lltm.py")
 
@@ -45,11 +52,9 @@ def main() -> int:
     parser.add_argument("chapter", type=int, choices=range(1, len(CHAPTERS) + 1))
     number = parser.parse_args().chapter
     chapter = CHAPTERS[number - 1]
-    before = CHAPTERS[number - 2] if number > 1 else None
-    print(
-        f"The test of {chapter.name} with {f'the code of {before.name}' if before else 'no code'}"
-    )
-    print(test(chapter, before).stdout)
+    last = before(chapter)
+    print(f"The test of {chapter.name} with {f'the code of {last.name}' if last else 'no code'}")
+    print(test(chapter, last).stdout)
     print(f"The same test with the code of {chapter.name}")
     result = test(chapter, chapter)
     print(result.stdout)

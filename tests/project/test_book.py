@@ -1,6 +1,7 @@
 """Each test of the book fails with the code of the chapter before, and passes with its own."""
 
 import re
+from importlib.util import find_spec
 
 import pytest
 from common import ROOT, blocks, program
@@ -9,8 +10,16 @@ book = program(ROOT / "examples" / "book" / "run.py")
 
 PAGES = sorted((ROOT / "docs" / "book").glob("[01]*.md"))
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+# make test-all installs the extra.
+NEEDS = {
+    "11_triton": pytest.mark.skipif(find_spec("triton") is None, reason="needs the extra book")
+}
 each_chapter = pytest.mark.parametrize(
-    "number", range(len(book.CHAPTERS)), ids=[folder.name for folder in book.CHAPTERS]
+    "number",
+    [
+        pytest.param(number, id=folder.name, marks=NEEDS.get(folder.name, ()))
+        for number, folder in enumerate(book.CHAPTERS)
+    ],
 )
 
 
@@ -23,7 +32,7 @@ def compiles(test):
 @each_chapter
 def test_passes_after_it_failed(number):
     chapter = book.CHAPTERS[number]
-    before = book.test(chapter, book.CHAPTERS[number - 1] if number else None)
+    before = book.test(chapter, book.before(chapter))
     # Without nvcc, a torch with CUDA and a GPU, nothing of the chapter on CUDA runs.
     nothing_ran = chapter.name == "10_cuda" and re.search(r"^\d+ skipped in", before.stdout, re.M)
     assert before.returncode != 0 or nothing_ran, before.stdout
@@ -59,10 +68,11 @@ def test_the_other_ways_to_build():
 
 @each_page
 def test_code_of_the_page_is_that_of_the_program(page):
-    """The page may leave lines out, where it says so with three dots."""
+    """The page may leave lines out, where three dots say so. A box has code of chapter 12."""
     files = [
         path.read_text()
-        for path in (ROOT / "examples" / "book" / page.stem).rglob("*")
+        for chapter in (page.stem, "12_stable_abi")
+        for path in (ROOT / "examples" / "book" / chapter).rglob("*")
         if path.suffix in {".py", ".cpp", ".h", ".cu", ".toml", ".txt", ".yml"}
     ]
     quoted = [block for language in ("python", "cpp", "toml") for block in blocks(page, language)]
@@ -75,6 +85,11 @@ def test_code_of_the_page_is_that_of_the_program(page):
 def test_every_chapter_has_a_page_and_a_program():
     folders = {path.name for path in (ROOT / "examples" / "book").glob("[01]*")}
     assert {page.stem for page in PAGES} == folders
+
+
+@pytest.mark.parametrize("page", [*PAGES, PAGES[0].parent / "index.md"], ids=lambda page: page.stem)
+def test_page_is_short(page):
+    assert len(page.read_text().split()) <= 1000
 
 
 @each_page

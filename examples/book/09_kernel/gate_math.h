@@ -1,7 +1,7 @@
 #pragma once
 
-#include <c10/macros/Macros.h>
-#include <c10/util/bit_cast.h>
+#include <torch/headeronly/macros/Macros.h>
+#include <torch/headeronly/util/bit_cast.h>
 
 #include <cmath>
 #include <cstdint>
