@@ -4,10 +4,12 @@ ABI and once for one torch. The templates' own tests say that the operators are 
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import venv
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -122,6 +124,7 @@ def test_the_printed_commands_build_it_and_its_tests_pass(built):
     begin = ["make new NAME=my_ops OUTPUT=../my_ops", "cd ../my_ops", *commands[1:]]
     shown = [block.splitlines() for block in blocks(ROOT / "docs" / "start_your_own.md", "sh")]
     assert shown == [begin]
+    assert (output / ".git").is_dir() == (shutil.which("git") is not None)
 
 
 USE = f"""
@@ -198,6 +201,16 @@ def test_exp_is_computed_in_vectors(abi, built):
 
 
 @compiles
+@pytest.mark.skipif(find_spec("sphinx") is None, reason="needs the extra docs")
+def test_its_documentation_has_docstrings_and_schema(built, shell):
+    output = built[0]
+    shell("python -m sphinx --fail-on-warning --quiet docs build/docs", output)
+    page = re.sub("<[^>]+>", "", (output / "build" / "docs" / "index.html").read_text())
+    assert "along the last dimension" in page
+    assert "(Tensor scores, Tensor mask) -&gt; Tensor" in page
+
+
+@compiles
 def test_a_second_build_compiles_only_what_changed(built, shell):
     """The first one left objects, and nothing is left to compile."""
     output, (_, command, _), _ = built
@@ -237,6 +250,13 @@ def test_only_the_new_name_is_in_it(new_package, abi, name, tmp_path):
             assert word not in f"{path.relative_to(tmp_path)} {text}".lower(), path
     assert 0 < lines <= 760
     assert (tmp_path / "new" / name / "_library.py").is_file()
+
+
+def test_its_linters_are_those_of_this_project():
+    makefile = (ROOT / "Makefile").read_text()
+    ours = [re.search(rf"{name}==(\S+)", makefile)[1] for name in ("ruff", "clang-format")]
+    hooks = ROOT / "examples" / "book" / "11_package" / "both" / ".pre-commit-config.yaml"
+    assert re.findall(r"rev: v(\S+)", hooks.read_text()) == ours
 
 
 @pytest.mark.parametrize(
