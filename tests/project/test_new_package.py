@@ -255,7 +255,7 @@ def test_only_the_new_name_is_in_it(new_package, abi, name, tmp_path):
 def test_its_linters_are_those_of_this_project():
     makefile = (ROOT / "Makefile").read_text()
     ours = [re.search(rf"{name}==(\S+)", makefile)[1] for name in ("ruff", "clang-format")]
-    hooks = ROOT / "examples" / "book" / "11_package" / "both" / ".pre-commit-config.yaml"
+    hooks = ROOT / "examples" / "book" / "13_package" / "both" / ".pre-commit-config.yaml"
     assert re.findall(r"rev: v(\S+)", hooks.read_text()) == ours
 
 
