@@ -29,7 +29,7 @@ aten at c10 c10d c10d_functional caffe2 debug_mode_ops debugprims export flex_li
 import_module inductor inductor_prims lltm lltm_ops load_library loaded_libraries mkl mkldnn
 mkldnn_prepacked name onednn onnx onnx_symbolic prepacked prim prims profiler quantization quantized
 quantized_decomposed rngprims sparse static_runtime std streams symm_mem torch
-build csrc dist tests
+build csrc dist docs tests
 """
 
 
@@ -123,11 +123,14 @@ def main(arguments: list[str] | None = None) -> None:
     if reason := why_not(name):
         parser.exit(2, f"error: NAME={name} cannot be the name of a package: {reason}\n")
     given = options.output or f"../{name}"
+    output = Path(given).expanduser().resolve()
     signed = options.author or author()
     try:
-        create(name, Path(given).expanduser().resolve(), options.abi, signed)
+        create(name, output, options.abi, signed)
     except (OSError, ValueError) as error:
         parser.exit(2, f"error: OUTPUT={given} cannot be written: {error}\n")
+    if shutil.which("git"):
+        subprocess.run(["git", "init", "--quiet", output], check=True)
     print(
         f"The package {name} is in {given}. Activate an environment with torch, setuptools, wheel, "
         "ninja and pytest (this checkout's, after make test: . .venv/bin/activate), and go on "

@@ -68,7 +68,6 @@ TRIED_ELSEWHERE = {
     "cd ../my_ops",
     "python -m pip install --no-build-isolation -e .",
     "python -m pytest",
-    "python setup.py build_ext --inplace",
 }
 
 

@@ -4,22 +4,23 @@ from torch import Tensor
 
 from my_ops import _autograd
 
-__all__ = ["swiglu"]
+__all__ = ["masked_softmax"]
 
 
-def swiglu(gate: Tensor, value: Tensor) -> Tensor:
-    """``silu(gate) * value``, element by element.
+def masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:
+    """The softmax of the ``scores`` where ``mask`` is true, along the last dimension.
 
     Works with autograd of any order, ``torch.compile``, ``torch.func`` and ``torch.autocast``.
 
     Args:
-        gate: of any shape and strides, float64, float32, bfloat16 or float16.
-        value: of the shape, dtype and device of ``gate``: nothing is broadcast.
+        scores: of at least one dimension and any strides, float64, float32, bfloat16 or float16.
+        mask: bool, of the shape and device of ``scores``: nothing is broadcast.
 
     Returns:
-        A contiguous tensor like ``gate``. Half types are computed in float32 and rounded once.
+        A contiguous tensor like ``scores``, which is 0 where ``mask`` is false. Half types are
+        computed in float32 and rounded once.
 
     Raises:
         RuntimeError: if the arguments do not fit; the sentence says which, and why.
     """
-    return _autograd.swiglu(gate, value)
+    return _autograd.masked_softmax(scores, mask)

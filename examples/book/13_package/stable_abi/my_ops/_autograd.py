@@ -10,58 +10,64 @@ _library.load()
 ops = torch.ops.my_ops
 
 
-def check(op: str, gate: Tensor, **others: Tensor) -> None:
+def check_rows(op: str, dimensions: int) -> None:
+    if dimensions == 0:
+        raise RuntimeError(f"my_ops::{op}: expected at least one dimension, but got a scalar")
+
+
+def check(op: str, scores: Tensor, mask: Tensor, **others: Tensor) -> None:
     """Says of fake tensors what the kernels say of real ones."""
-    for name, tensor in others.items():
-        if (tensor.dtype, tensor.device, tensor.shape) != (gate.dtype, gate.device, gate.shape):
-            like, got = (f"{t.dtype}{list(t.shape)} on {t.device}" for t in (gate, tensor))
-            expected = f"{name} to be like gate, {like}"
+    check_rows(op, scores.dim())
+    for name, tensor in {"mask": mask, **others}.items():
+        dtype = torch.bool if name == "mask" else scores.dtype
+        if (tensor.dtype, tensor.device, tensor.shape) != (dtype, scores.device, scores.shape):
+            expected = f"{name} to be {dtype}{list(scores.shape)} on {scores.device}, like scores"
+            got = f"{tensor.dtype}{list(tensor.shape)} on {tensor.device}"
             raise RuntimeError(f"my_ops::{op}: expected {expected}, but got {got}")
 
 
 # Shapes without data, for torch.compile.
-@torch.library.register_fake("my_ops::swiglu_forward")
-def _(gate, value):
-    check("swiglu_forward", gate, value=value)
-    return gate.new_empty(gate.shape)
+@torch.library.register_fake("my_ops::masked_softmax_forward")
+def _(scores, mask):
+    check("masked_softmax_forward", scores, mask)
+    return scores.new_empty(scores.shape)
 
 
-@torch.library.register_fake("my_ops::swiglu_backward")
-def _(grad, gate, value):
-    check("swiglu_backward", gate, grad=grad, value=value)
-    return gate.new_empty(gate.shape), gate.new_empty(gate.shape)
+@torch.library.register_fake("my_ops::masked_softmax_backward")
+def _(grad, scores, mask):
+    check("masked_softmax_backward", scores, mask, grad=grad)
+    return scores.new_empty(scores.shape)
 
 
-def batched(info, in_dims, inputs) -> list[Tensor]:
-    """A batch is one more dimension: the operators go element by element."""
-    return [
+def batched(op: str, info, in_dims, inputs) -> list[Tensor]:
+    """Makes a batch one more dimension in front: the operators go along the last one."""
+    moved = [
         tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
         for tensor, dim in zip(inputs, in_dims, strict=True)
     ]
+    check_rows(op, min(tensor.dim() for tensor in moved) - 1)  # a batch of scalars is no row
+    return moved
 
 
 # torch.vmap of the operators alone. Without these lines PyTorch calls them in a loop.
-@torch.library.register_vmap("my_ops::swiglu_forward")
-def _(info, in_dims, *inputs):
-    return ops.swiglu_forward(*batched(info, in_dims, inputs)), 0
+for op in (ops.masked_softmax_forward, ops.masked_softmax_backward):
+
+    @torch.library.register_vmap(op.default)
+    def _(info, in_dims, *inputs, op=op):
+        return op(*batched(op.__name__, info, in_dims, inputs)), 0
 
 
-@torch.library.register_vmap("my_ops::swiglu_backward")
-def _(info, in_dims, *inputs):
-    return ops.swiglu_backward(*batched(info, in_dims, inputs)), (0, 0)
+def derivative(vector: Tensor, scores: Tensor, mask: Tensor) -> Tensor:
+    """The vector times the Jacobian, which is symmetric, in operators that can be derived again."""
+    weights = MaskedSoftmax.apply(scores.to(torch.promote_types(scores.dtype, torch.float32)), mask)
+    product = weights * vector
+    return (product - weights * product.sum(-1, keepdim=True)).to(scores.dtype)
 
 
-def partial_derivatives(gate: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Derives the result by gate and by value, in operators that PyTorch can derive further."""
-    gate = gate.to(torch.promote_types(gate.dtype, torch.float32))
-    s = gate.sigmoid()
-    return s * (1 + gate * (1 - s)) * value, gate * s
-
-
-class SwiGLU(torch.autograd.Function):
+class MaskedSoftmax(torch.autograd.Function):
     @staticmethod
-    def forward(gate, value):
-        return ops.swiglu_forward(gate, value)
+    def forward(scores, mask):
+        return ops.masked_softmax_forward(scores, mask)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -70,24 +76,22 @@ class SwiGLU(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        if not torch.is_grad_enabled():
-            return ops.swiglu_backward(grad, *ctx.saved_tensors)
-        # Under create_graph=True and torch.func: the gradients may be differentiated again.
-        partials = partial_derivatives(*ctx.saved_tensors)
-        return tuple((partial * grad).to(grad.dtype) for partial in partials)
+        # Under create_graph=True and torch.func the gradient may be differentiated again.
+        recorded = torch.is_grad_enabled()
+        function = derivative if recorded else ops.masked_softmax_backward
+        return function(grad, *ctx.saved_tensors), None  # mask has no gradient
 
     @staticmethod
-    def jvp(ctx, *tangents):
+    def jvp(ctx, tangent, _):
         # PyTorch switches forward mode off in here: without this line, jvp of jvp would be wrong.
         with forward_ad._set_fwd_grad_enabled(True):
             # Without the tangents of this jvp, and with those of one around it.
             inputs = [forward_ad.unpack_dual(t, level=0).primal for t in ctx.saved_tensors]
-            terms = zip(partial_derivatives(*inputs), tangents, strict=True)
-            return sum(partial * tangent for partial, tangent in terms).to(inputs[0].dtype)
+            return derivative(tangent, *inputs)
 
     @staticmethod
     def vmap(info, in_dims, *inputs):
-        return SwiGLU.apply(*batched(info, in_dims, inputs)), 0
+        return MaskedSoftmax.apply(*batched("masked_softmax", info, in_dims, inputs)), 0
 
 
 def autocast(*inputs: Tensor) -> tuple[Tensor, ...]:
@@ -104,5 +108,5 @@ def autocast(*inputs: Tensor) -> tuple[Tensor, ...]:
 # torch.compile takes no Function with a jvp, and under torch.func it leaves any Function out: the
 # gradients would be zeros. So it does not look into this call, but records what happens in it.
 @torch.compiler.allow_in_graph
-def swiglu(gate: Tensor, value: Tensor) -> Tensor:
-    return SwiGLU.apply(*autocast(gate, value))
+def masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:
+    return MaskedSoftmax.apply(*autocast(scores, mask))

@@ -1,4 +1,4 @@
-#include "swiglu.h"
+#include "masked_softmax.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -13,31 +13,32 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 // Calls the operator, through the dispatcher.
-Tensor swiglu(const Tensor& gate, const Tensor& value) {
-  static const auto schema = c10::Dispatcher::singleton().findSchemaOrThrow("my_ops::swiglu", "");
-  return schema.typed<decltype(swiglu)>().call(gate, value);
-}
-
-Gradients swiglu_backward(const Tensor& grad, const Tensor& gate, const Tensor& value) {
+Tensor masked_softmax(const Tensor& scores, const Tensor& mask) {
   static const auto schema =
-      c10::Dispatcher::singleton().findSchemaOrThrow("my_ops::swiglu_backward", "");
-  return schema.typed<decltype(swiglu_backward)>().call(grad, gate, value);
+      c10::Dispatcher::singleton().findSchemaOrThrow("my_ops::masked_softmax", "");
+  return schema.typed<decltype(masked_softmax)>().call(scores, mask);
 }
 
-struct SwiGLU : torch::autograd::Function<SwiGLU> {
+Tensor masked_softmax_backward(const Tensor& grad, const Tensor& scores, const Tensor& mask) {
+  static const auto schema =
+      c10::Dispatcher::singleton().findSchemaOrThrow("my_ops::masked_softmax_backward", "");
+  return schema.typed<decltype(masked_softmax_backward)>().call(grad, scores, mask);
+}
+
+struct MaskedSoftmax : torch::autograd::Function<MaskedSoftmax> {
   static constexpr bool is_traceable = true; // by compiled autograd
 
   // Saves tensors only: a saved size would tie a compiled graph to it.
-  static Tensor forward(AutogradContext* ctx, const Tensor& gate, const Tensor& value) {
+  static Tensor forward(AutogradContext* ctx, const Tensor& scores, const Tensor& mask) {
     const at::AutoDispatchBelowADInplaceOrView guard;
-    ctx->save_for_backward({gate, value});
-    return swiglu(gate, value);
+    ctx->save_for_backward({scores, mask});
+    return masked_softmax(scores, mask);
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto saved = ctx->get_saved_variables();
-    auto [d_gate, d_value] = swiglu_backward(grads[0], saved[0], saved[1]);
-    return {d_gate, d_value};
+    // The mask has no gradient.
+    return {masked_softmax_backward(grads[0], saved[0], saved[1]), Tensor()};
   }
 };
 
@@ -50,27 +51,29 @@ bool is_transformed(const Tensors&... tensors) {
       (tensors._fw_grad(/*level=*/0).defined() || ...);
 }
 
-Tensor swiglu_autograd(const Tensor& gate, const Tensor& value) {
-  check(gate, value); // here too: fake tensors hide their devices from Meta
-  return is_transformed(gate, value) ? swiglu_formula(gate, value) : SwiGLU::apply(gate, value);
+Tensor masked_softmax_autograd(const Tensor& scores, const Tensor& mask) {
+  check(scores, mask); // here too: fake tensors hide their devices from Meta
+  return is_transformed(scores, mask) ? masked_softmax_formula(scores, mask)
+                                      : MaskedSoftmax::apply(scores, mask);
 }
 
-Gradients swiglu_backward_autograd(const Tensor& grad, const Tensor& gate, const Tensor& value) {
-  check(grad, gate, value);
+Tensor masked_softmax_backward_autograd(
+    const Tensor& grad, const Tensor& scores, const Tensor& mask) {
+  check(grad, scores, mask);
   // Under create_graph=True autograd differentiates the gradients: it knows how to for ATen.
-  const auto any = grad.requires_grad() || gate.requires_grad() || value.requires_grad();
-  if ((at::GradMode::is_enabled() && any) || is_transformed(grad, gate, value)) {
-    return swiglu_backward_formula(grad, gate, value);
+  const auto any = grad.requires_grad() || scores.requires_grad();
+  if ((at::GradMode::is_enabled() && any) || is_transformed(grad, scores, mask)) {
+    return masked_softmax_backward_formula(grad, scores, mask);
   }
   const at::AutoDispatchBelowADInplaceOrView guard;
-  return swiglu_backward(grad, gate, value);
+  return masked_softmax_backward(grad, scores, mask);
 }
 
 } // namespace
 
 TORCH_LIBRARY_IMPL(my_ops, Autograd, m) {
-  m.impl("swiglu", swiglu_autograd);
-  m.impl("swiglu_backward", swiglu_backward_autograd);
+  m.impl("masked_softmax", masked_softmax_autograd);
+  m.impl("masked_softmax_backward", masked_softmax_backward_autograd);
 }
 
 } // namespace my_ops

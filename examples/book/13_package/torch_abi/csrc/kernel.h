@@ -1,7 +1,7 @@
 #pragma once
 
-#include "element.h"
-#include "swiglu.h"
+#include "masked_softmax.h"
+#include "row.h"
 
 #include <ATen/Dispatch.h>
 #include <ATen/ops/empty.h>
@@ -10,38 +10,43 @@
 // What the kernels for CPU and CUDA share: all around the loop, their ForEach.
 namespace my_ops {
 
+inline Rows rows_of(const Tensor& scores) {
+  return {scores.numel(), std::max<int64_t>(scores.size(-1), 1)};
+}
+
 template <typename ForEach>
-Tensor swiglu_kernel(const Tensor& gate, const Tensor& value) {
-  check(gate, value);
-  const c10::DeviceGuard guard(gate.device());
-  auto result = at::empty(gate.sizes(), gate.options());
+Tensor masked_softmax_kernel(const Tensor& scores, const Tensor& mask) {
+  check(scores, mask);
+  const c10::DeviceGuard guard(scores.device());
+  auto result = at::empty(scores.sizes(), scores.options());
   // A copy of what is not contiguous.
-  const auto gate_ = gate.expect_contiguous(), value_ = value.expect_contiguous();
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, gate.scalar_type(), "swiglu", [&] {
-    const Forward<scalar_t> body{
-        gate_->const_data_ptr<scalar_t>(), value_->const_data_ptr<scalar_t>(),
-        result.mutable_data_ptr<scalar_t>()};
-    ForEach()(gate.numel(), body);
-  });
+  const auto scores_ = scores.expect_contiguous(), mask_ = mask.expect_contiguous();
+  AT_DISPATCH_FLOATING_TYPES_AND2(
+      at::kHalf, at::kBFloat16, scores.scalar_type(), "masked_softmax", [&] {
+        const Forward<scalar_t> body{
+            scores_->const_data_ptr<scalar_t>(), mask_->const_data_ptr<bool>(),
+            result.mutable_data_ptr<scalar_t>()};
+        ForEach()(rows_of(scores), body);
+      });
   return result;
 }
 
 template <typename ForEach>
-Gradients swiglu_backward_kernel(const Tensor& grad, const Tensor& gate, const Tensor& value) {
-  check(grad, gate, value);
-  const c10::DeviceGuard guard(gate.device());
-  auto d_gate = at::empty(gate.sizes(), gate.options());
-  auto d_value = at::empty(gate.sizes(), gate.options());
-  const auto grad_ = grad.expect_contiguous(), gate_ = gate.expect_contiguous(),
-             value_ = value.expect_contiguous();
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, gate.scalar_type(), "swiglu", [&] {
-    const Backward<scalar_t> body{
-        grad_->const_data_ptr<scalar_t>(), gate_->const_data_ptr<scalar_t>(),
-        value_->const_data_ptr<scalar_t>(), d_gate.mutable_data_ptr<scalar_t>(),
-        d_value.mutable_data_ptr<scalar_t>()};
-    ForEach()(gate.numel(), body);
-  });
-  return {std::move(d_gate), std::move(d_value)};
+Tensor masked_softmax_backward_kernel(
+    const Tensor& grad, const Tensor& scores, const Tensor& mask) {
+  check(grad, scores, mask);
+  const c10::DeviceGuard guard(scores.device());
+  auto d_scores = at::empty(scores.sizes(), scores.options());
+  const auto grad_ = grad.expect_contiguous(), scores_ = scores.expect_contiguous(),
+             mask_ = mask.expect_contiguous();
+  AT_DISPATCH_FLOATING_TYPES_AND2(
+      at::kHalf, at::kBFloat16, scores.scalar_type(), "masked_softmax", [&] {
+        const Backward<scalar_t> body{
+            grad_->const_data_ptr<scalar_t>(), scores_->const_data_ptr<scalar_t>(),
+            mask_->const_data_ptr<bool>(), d_scores.mutable_data_ptr<scalar_t>()};
+        ForEach()(rows_of(scores), body);
+      });
+  return d_scores;
 }
 
 } // namespace my_ops

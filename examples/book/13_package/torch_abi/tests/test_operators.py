@@ -2,15 +2,15 @@ import sys
 
 import pytest
 import torch
-from test_swiglu import arguments, each_device, each_dtype, swiglu
+from test_masked_softmax import arguments, each_device, each_dtype, masked_softmax
 
 
 @each_device
 @each_dtype
-@pytest.mark.parametrize("op", ["swiglu", "swiglu_backward"])
+@pytest.mark.parametrize("op", ["masked_softmax", "masked_softmax_backward"])
 def test_opcheck(device, dtype, op):
     inputs = arguments(device, dtype)
-    grad = [torch.randn_like(inputs[0], requires_grad=True)] * (op == "swiglu_backward")
+    grad = [torch.randn_like(inputs[0], requires_grad=True)] * (op == "masked_softmax_backward")
     torch.library.opcheck(getattr(torch.ops.my_ops, op).default, (*grad, *inputs))
 
 
@@ -18,8 +18,8 @@ def test_opcheck(device, dtype, op):
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="TorchScript ends with Python 3.13")
 def test_torchscript(device):
     inputs = arguments(device)
-    scripted = torch.jit.script(swiglu)
-    torch.testing.assert_close(scripted(*inputs), swiglu(*inputs))
+    scripted = torch.jit.script(masked_softmax)
+    torch.testing.assert_close(scripted(*inputs), masked_softmax(*inputs))
     assert scripted(*inputs).requires_grad
-    with pytest.raises(Exception, match=r"my_ops::swiglu: expected value to be like"):
-        scripted(inputs[0], torch.ones(2, device=device))
+    with pytest.raises(Exception, match=r"my_ops::masked_softmax: expected mask to be"):
+        scripted(inputs[0], inputs[1][0])

@@ -9,8 +9,8 @@ namespace my_ops {
 namespace {
 struct ForEach {
   template <typename Body>
-  void operator()(int64_t size, const Body& body) const {
-    loop(size, body, c10::cuda::getCurrentCUDAStream());
+  void operator()(const Rows& rows, const Body& body) const {
+    loop(rows, body, c10::cuda::getCurrentCUDAStream());
     C10_CUDA_KERNEL_LAUNCH_CHECK();
   }
 };
@@ -18,8 +18,8 @@ struct ForEach {
 } // namespace
 
 TORCH_LIBRARY_IMPL(my_ops, CUDA, m) {
-  m.impl("swiglu", swiglu_kernel<ForEach>);
-  m.impl("swiglu_backward", swiglu_backward_kernel<ForEach>);
+  m.impl("masked_softmax", masked_softmax_kernel<ForEach>);
+  m.impl("masked_softmax_backward", masked_softmax_backward_kernel<ForEach>);
 }
 
 } // namespace my_ops

@@ -1,0 +1,2 @@
+project = "my_ops"
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon"]
