@@ -1,13 +1,9 @@
 #include "cpu/lltm_forward.h"
 
-#include "cpu/lltm_forward_batch.h"
 #include "cpu/primitives/dot.h"
-#include "cpu/primitives/gemm.h"
 #include "cpu/primitives/matrix.h"
-#include "cpu/primitives/pack.h"
-#include "cpu/primitives/profiled_path.h"
+#include "cpu/primitives/panels.h"
 #include "cpu/primitives/scratch.h"
-#include "cpu/primitives/vectorize.h"
 #include "cpu/primitives/work.h"
 #include "ops/checks.h"
 #include "ops/dispatch.h"
@@ -23,309 +19,344 @@
 #include <type_traits>
 
 // lltm::forward on the CPU, from its tensors (at the end of the file) to the
-// products of a block of hidden units. It does not run SequenceForward for one
-// step, because that packs the weights, and a step uses them once: on the Xeon
-// 64x256x512 would take 1.6 times as long.
+// products of a block of hidden units. Weights are read as they lie, because a
+// step uses them once; to pack them, as a sequence does, would take 1.6 times
+// as long at 64x256x512 on the Xeon.
 namespace lltm {
 
 namespace {
 
+// So many rows of the batch are multiplied without packing them, in dot
+// products. So are rows beyond whole registers, if they fill half a register at
+// most. Pairs are always packed.
+constexpr int64_t kFewRows = 8;
 // Hidden units of a block, at most.
 constexpr int64_t kMaxUnits = 128;
-constexpr int64_t kMaxUnitsOfDotProducts = 48;
-// Products of a gate that a block computes for one panel, at most.
-constexpr int64_t kProductsOfAGate = 4096;
-// A task computes at most so many panels, because it keeps the products of all
-// of them until the last feature.
-constexpr int64_t kMaxPanelsPerTask = 8;
+constexpr int64_t kMaxUnitsOfFewRows = 48;
+// Features of a panel that are packed as one task, and that all panels are
+// multiplied with before the next ones, so that the weights stay in the cache.
+constexpr int64_t kFeaturesAtOnce = 512;
 
-// Hidden units of a block, at least. With one panel and few units, threads
-// would be idle. Half a vector of units is then worth a block if the step is
-// long: on two threads of Zen 4, 64x2048x31 takes 25 % less time.
-int64_t least_units(int64_t panels, int64_t nanoseconds) {
-  return panels == 1 && nanoseconds >= 4 * kNanosecondsWorthAThread
-      ? kVector / 2
-      : kVector;
-}
-
-// Computes products.T = weights @ [old_h, input].T, in blocks of hidden units
-// and panels of rows of the batch. Weights are read as they lie, and the panels
-// are packed. The gates of a block are computed while its products lie in the
-// cache.
+// Computes products.T = weights @ [old_h, input].T, in blocks of hidden units.
+// Weights are read as they lie, or converted. The batch is packed in panels,
+// and a rest of its rows lies as it is. The gates of a block are computed while
+// its products are in the cache.
 template <typename scalar_t, typename gemm_t>
 class Forward {
  public:
   explicit Forward(const ForwardStep<scalar_t>& step)
       : a_(step),
-        batch_(step),
+        batch_(features_, packed_rows_, panel_width()),
+        rest_(rest_rows_ * features_),
         units_(units_per_block()),
-        panels_per_task_(panels_per_task()) {}
+        panels_at_once_(panels_at_once()) {}
 
   void run() const {
-    batch_.pack();
-    const auto unit_blocks = at::divup(a_.sizes.state_size, units_);
+    pack();
     const auto panel_blocks =
-        std::max<int64_t>(1, at::divup(batch_.panels(), panels_per_task_));
-    const auto rows_per_task =
-        panels_per_task_ * batch_.width(0) + batch_.rest_rows();
+        std::max<int64_t>(1, at::divup(batch_.count(), panels_at_once_));
     at::parallel_for(
         0,
-        unit_blocks * panel_blocks,
-        grain_size(nanoseconds_of(units_, rows_per_task)),
+        at::divup(a_.sizes.state_size, units_) * panel_blocks,
+        grain_size(nanoseconds_of(units_) / panel_blocks),
         [&](int64_t begin, int64_t end) {
-          const Scratch<opmath_t> products(products_per_task());
-          const Scratch<gemm_t> weights(
-              kConverts ? 3 * units_ * kMaxK<gemm_t> : 0);
-          for (int64_t task = begin; task < end; ++task) {
-            const auto panel = task % panel_blocks * panels_per_task_;
+          const Scratch<opmath_t> products(
+              kGates * units_ * panels_at_once_ * batch_.width());
+          const Scratch<opmath_t> rest_products(kGates * ld_rest_ * rest_rows_);
+          const Scratch<gemm_t> converted(
+              kConverts ? kGates * units_ * kFeaturesAtOnce : 0);
+          for (auto task = begin; task < end; ++task) {
+            const auto panel = task % panel_blocks * panels_at_once_;
+            const auto end_panel = panel + panels_at_once_;
             one_block(
                 {.first_unit = task / panel_blocks * units_,
                  .first_panel = panel,
-                 .end_panel =
-                     std::min(batch_.panels(), panel + panels_per_task_),
-                 .has_rest = task % panel_blocks == panel_blocks - 1 &&
-                     batch_.rest_rows() > 0},
-                products.data(),
-                weights.data());
+                 .end_panel = std::min(end_panel, batch_.count()),
+                 .rest_rows = end_panel < batch_.count() ? 0 : rest_rows_,
+                 .products = products.data(),
+                 .rest_products = rest_products.data(),
+                 .converted = converted.data()});
           }
-          release_gemm<gemm_t>();
+          release_product<gemm_t>();
         });
   }
 
  private:
   using opmath_t = at::opmath_type<scalar_t>;
   static constexpr bool kConverts = !std::is_same_v<scalar_t, gemm_t>;
-  static constexpr auto kPairs = kPair<gemm_t>;
 
-  // What a task computes: a block of units, for some panels.
+  // What a task computes: a block of units, for some panels and the rest.
   struct Block {
     int64_t first_unit;
     int64_t first_panel;
     int64_t end_panel;
-    bool has_rest; // the rows that no panel holds
+    int64_t rest_rows;
+    opmath_t* products;      // [panels, kGates, units, width]
+    opmath_t* rest_products; // [rows, kGates, ld_rest]
+    gemm_t* converted;       // rows of weights
   };
 
-  int64_t nanoseconds_of(int64_t units, int64_t rows) const {
-    const auto weights = 3 * units * features_;
-    return weights * int64_t(sizeof(scalar_t)) / kBytesPerNanosecond +
-        2 * weights * rows / kFlopPerNanosecond;
+  static int64_t columns_of_a_register() {
+    return kPair<gemm_t> == 2 ? kColumnsOfPairs : lanes_of_a_register<gemm_t>();
   }
 
-  // A block has many units, because each call of a product has a cost.
-  int64_t units_per_block() const {
-    if (batch_.panels() == 0) {
-      return size_of_a_block(a_.sizes.state_size, kMaxUnitsOfDotProducts);
+  int64_t rest_rows() const {
+    if (kPair<gemm_t> == 2) {
+      return 0; // dot() multiplies no pairs
     }
-    const auto most = std::min(kMaxUnits, kProductsOfAGate / batch_.width(0));
-    const auto nanoseconds =
-        nanoseconds_of(a_.sizes.state_size, batch_.width(0));
-    return size_of_a_block(
-        a_.sizes.state_size, most, least_units(batch_.panels(), nanoseconds));
+    const auto rest = a_.sizes.batch % columns_of_a_register();
+    return a_.sizes.batch <= kFewRows         ? a_.sizes.batch
+        : rest <= columns_of_a_register() / 2 ? rest
+                                              : 0;
   }
 
-  // A task takes few panels if there are few blocks of units, so that every
-  // thread has some.
-  int64_t panels_per_task() const {
+  // The tile is slowest with one register.
+  int64_t panel_width() const {
+    const auto registers = at::divup(packed_rows_, columns_of_a_register());
+    const auto most = kPair<gemm_t> == 2 ? 4 : registers % 3 == 1 ? 2 : 3;
+    return std::min<int64_t>(registers, most) * columns_of_a_register();
+  }
+
+  int64_t nanoseconds_of(int64_t units) const {
+    const auto weights = kGates * units * features_;
+    return weights * int64_t(sizeof(scalar_t)) / kBytesPerNanosecond +
+        2 * weights * a_.sizes.batch / kFlopPerNanosecond;
+  }
+
+  // A block has many units, because each call of a product has a cost, and
+  // fewer where threads would be idle.
+  int64_t units_per_block() const {
+    const auto most = batch_.count() == 0
+        ? kMaxUnitsOfFewRows
+        : std::min(kMaxUnits, 4096 / batch_.width());
+    return size_of_a_block(a_.sizes.state_size, most);
+  }
+
+  // Few panels if there are few blocks of units, so that every thread has some;
+  // and not many, because the products of all of them are kept.
+  int64_t panels_at_once() const {
     const auto unit_blocks = at::divup(a_.sizes.state_size, units_);
     const auto panel_blocks = at::divup(at::get_num_threads(), unit_blocks);
-    return std::clamp<int64_t>(
-        at::divup(batch_.panels(), panel_blocks), 1, kMaxPanelsPerTask);
+    return std::clamp<int64_t>(at::divup(batch_.count(), panel_blocks), 1, 8);
   }
 
-  int64_t products_per_task() const {
-    const auto rest = batch_.rest_rows() * 3 * ld_rest_;
-    if (batch_.panels() == 0) {
-      return rest;
-    }
-    // The last panel may be a register wider.
-    const auto rows = batch_.panel_width() * panels_per_task_ + kVector;
-    return rest + 3 * units_ * rows;
+  void pack() const {
+    const auto H = a_.sizes.state_size;
+    const auto I = a_.sizes.input_features;
+    copy_rest(a_.old_h, 0, H);
+    copy_rest(a_.input, H, I);
+    const auto parts = at::divup(features_, kFeaturesAtOnce);
+    at::parallel_for(
+        0,
+        batch_.count() * parts,
+        grain_size(kFeaturesAtOnce * batch_.width() / kPackedPerNanosecond),
+        [&](int64_t begin, int64_t end) {
+          for (auto task = begin; task < end; ++task) {
+            const auto first = task % parts * kFeaturesAtOnce;
+            pack(task / parts, first, a_.old_h, 0, H);
+            pack(task / parts, first, a_.input, H, I);
+          }
+        });
   }
 
-  // The products of a panel. Those of a block are first the rest's, [rest_rows,
-  // 3, ld_rest], then each panel's, [3 * units, width].
-  opmath_t* products_of(
+  void copy_rest(const scalar_t* from, int64_t feature, int64_t size) const {
+    vectorized(
+        ConvertRows<scalar_t, gemm_t>{
+            {from + packed_rows_ * size, size},
+            size,
+            {rest_.data() + feature, features_}},
+        0,
+        rest_rows_);
+  }
+
+  // Of the features at once from first on, those of from, whose own begin at
+  // offset.
+  void pack(
       int64_t panel,
-      const Block& block,
-      int64_t units,
-      opmath_t* products) const {
-    const auto rows =
-        batch_.first_row(panel) - batch_.first_row(block.first_panel);
-    return products + 3 * (batch_.rest_rows() * ld_rest_ + rows * units);
+      int64_t first,
+      const scalar_t* from,
+      int64_t offset,
+      int64_t size) const {
+    const auto begin = std::max<int64_t>(first - offset, 0);
+    const auto end = std::min(first + kFeaturesAtOnce - offset, size);
+    const auto row = panel * batch_.width();
+    if (begin < end) {
+      batch_.template pack_transposed<scalar_t>(
+          panel,
+          0,
+          offset,
+          {from + row * size, size},
+          batch_.columns(panel),
+          columns_to_multiply(panel),
+          begin,
+          end);
+    }
   }
 
-  void one_block(const Block& block, opmath_t* products, gemm_t* converted)
-      const {
+  int64_t columns_to_multiply(int64_t panel) const {
+    return round_up(batch_.columns(panel), columns_of_a_register());
+  }
+
+  void one_block(const Block& block) const {
     const auto units = std::min(units_, a_.sizes.state_size - block.first_unit);
+    // Products of pairs, and dot(), divide the features by themselves.
+    const bool tiles = kPair<gemm_t> == 1 && batch_.count() > 0;
+    const auto at_once = tiles || kConverts ? kFeaturesAtOnce : features_;
     // The rows of the gates follow one another if a block has all units.
-    const auto gates_at_once = units == a_.sizes.state_size ? 3 : 1;
-    // All panels take these features before the next ones, so that the weights
-    // stay in the cache. dot() divides the features by itself.
-    const auto at_once =
-        batch_.panels() > 0 || kConverts ? kMaxK<gemm_t> : features_;
+    const int64_t gates = units == a_.sizes.state_size ? kGates : 1;
     for (int64_t k = 0; k < features_; k += at_once) {
-      const auto size_k = std::min(at_once, features_ - k);
-      for (int64_t gate = 0; gate < 3; gate += gates_at_once) {
-        const auto row = gate * a_.sizes.state_size + block.first_unit;
+      for (int64_t gate = 0; gate < kGates; gate += gates) {
         multiply(
-            block,
-            units,
-            gate,
-            gates_at_once,
-            k,
-            size_k,
-            weights_of(row, gates_at_once * units, k, size_k, converted),
-            products);
+            block, units, gate, gates, k, std::min(at_once, features_ - k));
       }
     }
     for (auto panel = block.first_panel; panel < block.end_panel; ++panel) {
-      write_panel(
-          panel,
-          block.first_unit,
-          units,
-          products_of(panel, block, units, products));
+      write_panel(block, units, panel);
     }
-    if (block.has_rest) {
-      write_rows(
-          batch_.packed_rows(),
-          batch_.rest_rows(),
-          block.first_unit,
-          units,
-          products,
-          ld_rest_);
-    }
+    write_gates(
+        packed_rows_,
+        block.rest_rows,
+        block.first_unit,
+        units,
+        block.rest_products,
+        ld_rest_);
   }
 
-  // Rows of weights, from feature k on: as they lie, or converted.
-  Matrix<const gemm_t> weights_of(
-      int64_t row,
-      int64_t rows,
-      int64_t k,
-      int64_t size_k,
-      gemm_t* converted) const {
-    const Matrix<const scalar_t> weights{a_.weights, features_};
-    if constexpr (kConverts) {
-      const Matrix<gemm_t> to{converted, size_k};
-      vectorized<ConvertRows<scalar_t, gemm_t>>(
-          {weights.part(row, k), size_k, to}, 0, rows);
-      return to;
-    } else {
-      return weights.part(row, k);
-    }
-  }
-
-  // Adds the products of features from k on, with the weights of some gates.
+  // Adds the products of some gates with features from k on.
   void multiply(
       const Block& block,
       int64_t units,
       int64_t first_gate,
-      int64_t gates_at_once,
+      int64_t gates,
       int64_t k,
-      int64_t size_k,
-      Matrix<const gemm_t> weights,
-      opmath_t* products) const {
+      int64_t features) const {
+    const auto weights =
+        weights_of(block, gates * units, first_gate, k, features);
     for (auto panel = block.first_panel; panel < block.end_panel; ++panel) {
-      const Matrix<opmath_t> products_of_panel{
-          products_of(panel, block, units, products), batch_.width(panel)};
-      // oneDNN multiplies pairs, and float32 with AVX-512. Else the tile does.
-      gemm<gemm_t>(
-          batch_.method(),
-          {.M = gates_at_once * units,
-           .N = batch_.width(panel),
-           .K = size_k,
+      lltm::multiply<gemm_t>(
+          {.M = gates * units,
+           .N = columns_to_multiply(panel),
+           .K = features,
            .A = weights,
            .B = batch_.panel(panel, k),
-           .C = products_of_panel.part(first_gate * units, 0),
+           .C = products_of(block, units, panel, first_gate),
            .accumulate = k > 0,
-           .all_rows = 3 * a_.sizes.state_size});
+           .few_rows = false,
+           .chain = kFeaturesAtOnce});
     }
-    if constexpr (kPairs == 1) { // pairs leave no rest
-      for (int64_t i = 0; block.has_rest && i < gates_at_once; ++i) {
+    if constexpr (kPair<gemm_t> == 1) {
+      for (int64_t i = 0; i < gates; ++i) {
         dot<gemm_t>( // A @ B.T, so here the weights are B
-            {.M = batch_.rest_rows(),
+            {.M = block.rest_rows,
              .N = units,
-             .K = size_k,
-             .A = batch_.rest().part(0, k),
+             .K = features,
+             .A = {rest_.data() + k, features_},
              .B = weights.part(i * units, 0),
-             .C = {products + (first_gate + i) * ld_rest_, 3 * ld_rest_},
+             .C =
+                 {block.rest_products + (first_gate + i) * ld_rest_,
+                  kGates * ld_rest_},
              .accumulate = k > 0});
       }
     }
   }
 
-  void write_panel(
-      int64_t panel,
-      int64_t first_unit,
+  Matrix<opmath_t> products_of(
+      const Block& block,
       int64_t units,
-      const opmath_t* products) const {
-    alignas(64) opmath_t rows_of_products[kVector * 3 * kMaxUnits];
-    const auto ld = round_up(units, kVector);
-    const auto width = batch_.width(panel);
-    for (int64_t row = 0; row < batch_.rows(panel); row += kVector) {
-      const auto size = std::min(kVector, batch_.rows(panel) - row);
-      // From [units, rows] of each gate to [rows, 3 * units].
-      for (int64_t gate = 0; gate < 3; ++gate) {
-        vectorized<Transpose<opmath_t, opmath_t>>(
-            {.from = {products + gate * units * width + row, width},
-             .columns = units,
-             .padded = units,
-             .to = {rows_of_products + gate * ld, 3 * ld}},
+      int64_t panel,
+      int64_t gate) const {
+    const auto i = kGates * (panel - block.first_panel) + gate;
+    return {block.products + i * units * batch_.width(), batch_.width()};
+  }
+
+  // Rows of weights, from the first unit of a gate and feature k on.
+  Matrix<const gemm_t> weights_of(
+      const Block& block,
+      int64_t rows,
+      int64_t gate,
+      int64_t k,
+      int64_t features) const {
+    const auto from = Matrix<const scalar_t>{a_.weights, features_}.part(
+        gate * a_.sizes.state_size + block.first_unit, k);
+    if constexpr (kConverts) {
+      const Matrix<gemm_t> to{block.converted, features};
+      vectorized(ConvertRows<scalar_t, gemm_t>{from, features, to}, 0, rows);
+      return to;
+    } else {
+      return from;
+    }
+  }
+
+  // From [kGates, units, rows] to [rows, kGates, units], some rows at a time.
+  void write_panel(const Block& block, int64_t units, int64_t panel) const {
+    constexpr int64_t at_once = 16;
+    alignas(64) opmath_t rows_of_products[at_once * kGates * kMaxUnits];
+    const auto ld = round_up(units, 16);
+    for (int64_t row = 0; row < batch_.columns(panel); row += at_once) {
+      const auto size = std::min(at_once, batch_.columns(panel) - row);
+      for (int64_t gate = 0; gate < kGates; ++gate) {
+        vectorized(
+            Transpose<opmath_t, opmath_t>{
+                .from = products_of(block, units, panel, gate).part(0, row),
+                .rows = units,
+                .padded = units,
+                .to = {rows_of_products + gate * ld, kGates * ld}},
             0,
             size);
       }
-      write_rows(
-          batch_.first_row(panel) + row,
+      write_gates(
+          panel * batch_.width() + row,
           size,
-          first_unit,
+          block.first_unit,
           units,
           rows_of_products,
           ld);
     }
   }
 
-  // From products [rows, 3, ld].
-  void write_rows(
+  // From products [rows, kGates, ld].
+  void write_gates(
       int64_t first_row,
       int64_t rows,
-      int64_t first_unit,
+      int64_t unit,
       int64_t units,
       const opmath_t* products,
       int64_t ld) const {
-    vectorized<Gates<scalar_t>>(
-        {.pointers = a_.pointers,
-         .products = products,
-         .ld = ld,
-         .first_row = first_row,
-         .first_unit = first_unit,
-         .end_unit = first_unit + units},
+    vectorized(
+        Gates<scalar_t>{
+            .pointers = a_.pointers,
+            .products = products,
+            .ld = ld,
+            .first_row = first_row,
+            .first_unit = unit,
+            .end_unit = unit + units},
         0,
         rows);
   }
 
   const ForwardStep<scalar_t>& a_;
   const int64_t features_ = a_.sizes.features();
-  const PackedBatch<scalar_t, gemm_t> batch_;
+  const int64_t rest_rows_ = rest_rows();
+  const int64_t packed_rows_ = a_.sizes.batch - rest_rows_;
+  const Panels<gemm_t> batch_;
+  const Scratch<gemm_t> rest_; // [rows, features]
   const int64_t units_;
-  const int64_t panels_per_task_;
-  const int64_t ld_rest_ = round_up(units_, kVector);
+  const int64_t panels_at_once_;
+  const int64_t ld_rest_ = round_up(units_, 16);
 };
 
 } // namespace
 
-// Paths record their names for the profiler, here and for all other operators.
 template <typename scalar_t>
 void forward_step(const ForwardStep<scalar_t>& step) {
-  if constexpr (kPair<scalar_t> == 2) { // dot() multiplies no pairs
-    if (step.sizes.batch > kRowsOfDotProducts && step.sizes.has_whole_pairs() &&
-        has_bfloat16_gemm()) {
-      const ProfiledPath path("lltm::forward_gemm_bfloat16");
+  if constexpr (kPair<scalar_t> == 2) {
+    if (step.sizes.batch > kFewRows && step.sizes.has_whole_pairs() &&
+        has_bfloat16_product()) {
       return Forward<scalar_t, scalar_t>(step).run();
     }
   }
-  const ProfiledPath path("lltm::forward_gemm");
   Forward<scalar_t, at::opmath_type<scalar_t>>(step).run();
 }
-
 template void forward_step(const ForwardStep<double>&);
 template void forward_step(const ForwardStep<float>&);
 template void forward_step(const ForwardStep<c10::Half>&);
@@ -348,7 +379,7 @@ ForwardWithGatesResult forward_kernel_impl(const ForwardArguments& a) {
   at::Tensor new_cell = empty_rows(state_size);
   at::Tensor gates;
   if constexpr (write_gates) {
-    gates = empty_rows(3 * state_size);
+    gates = empty_rows(kGates * state_size);
   }
   if (batch == 0 || state_size == 0) {
     return {std::move(new_h), std::move(new_cell), std::move(gates)};
@@ -361,7 +392,7 @@ ForwardWithGatesResult forward_kernel_impl(const ForwardArguments& a) {
   AT_DISPATCH_FLOATING_TYPES_AND2(
       at::kHalf, at::kBFloat16, a.input.scalar_type(), "lltm_forward_cpu", [&] {
         const InOpmath<scalar_t> bias_in_opmath(
-            bias->const_data_ptr<scalar_t>(), 3 * state_size);
+            bias->const_data_ptr<scalar_t>(), kGates * state_size);
         const InOpmath<scalar_t> old_cell_in_opmath(
             old_cell->const_data_ptr<scalar_t>(), batch * state_size);
         forward_step<scalar_t>({

@@ -1,8 +1,7 @@
 #pragma once
 
 #include "cpu/primitives/convert.h"
-#include "cpu/primitives/lanes.h"
-#include "cpu/primitives/matrix.h"
+#include "cpu/primitives/registers.h"
 #include "ops/gate_math.h"
 
 #include <ATen/OpMathType.h>
@@ -12,10 +11,29 @@
 #include <cstdint>
 #include <type_traits>
 
-// Forward, the gates and the new states, which are computed after the products.
-// Backward, the gradients of the gates, which are computed before them. The
-// bodies are for vectorized().
+// The gates and the new states, which are computed after the products.
 namespace lltm {
+
+struct CellSizes {
+  int64_t batch;
+  int64_t input_features;
+  int64_t state_size;
+
+  // Columns of weights.
+  int64_t features() const {
+    return state_size + input_features;
+  }
+
+  // Rows of weights.
+  int64_t gate_units() const {
+    return kGates * state_size;
+  }
+
+  // Whether rows of weights divide into the pairs that bfloat16 multiplies.
+  bool has_whole_pairs() const {
+    return state_size % 2 == 0 && input_features % 2 == 0;
+  }
+};
 
 // What gates read beside the products, and what they write: contiguous rows, of
 // which Gates computes those from first_row on.
@@ -34,13 +52,15 @@ struct CellPointers {
   scalar_t* gates; // null: not wanted
 };
 
-// Units [first_unit, end_unit) of the rows from first_row on.
+// A body for vectorized(): units [first_unit, end_unit) of the rows from
+// first_row on.
 template <typename scalar_t>
 struct Gates {
   using opmath_t = at::opmath_type<scalar_t>;
 
   const CellPointers<scalar_t>& pointers;
-  const opmath_t* products; // [rows, 3, ld], without bias, from first_unit on
+  // [rows, kGates, ld], without bias, from first_unit on.
+  const opmath_t* products;
   int64_t ld;
   int64_t first_row;
   int64_t first_unit;
@@ -80,10 +100,11 @@ struct Gates {
       const {
     const auto& p = pointers;
     const auto at = (first_row + row) * p.state_size + unit;
-    opmath_t bias[3][kUnits], sums[3][kUnits], cell[kUnits];
-    scalar_t gates[3][kUnits], new_cell[kUnits], new_h[kUnits];
-    for (int64_t gate = 0; gate < 3; ++gate) {
-      const auto* from = products + (3 * row + gate) * ld + unit - first_unit;
+    opmath_t bias[kGates][kUnits], sums[kGates][kUnits], cell[kUnits];
+    scalar_t gates[kGates][kUnits], new_cell[kUnits], new_h[kUnits];
+    for (int64_t gate = 0; gate < kGates; ++gate) {
+      const auto* from =
+          products + (kGates * row + gate) * ld + unit - first_unit;
       read(from, units, sums[gate]);
       read(p.bias + gate * p.state_size + unit, units, bias[gate]);
     }
@@ -111,8 +132,8 @@ struct Gates {
     if (p.next_cell != nullptr) {
       write(cell, units, p.next_cell + at);
     }
-    for (int64_t gate = 0; kWritesGates && gate < 3; ++gate) {
-      auto* to = p.gates + 3 * (at - unit) + gate * p.state_size + unit;
+    for (int64_t gate = 0; kWritesGates && gate < kGates; ++gate) {
+      auto* to = p.gates + kGates * (at - unit) + gate * p.state_size + unit;
       write(gates[gate], units, to);
     }
   }
@@ -143,82 +164,6 @@ struct Gates {
       copy<kUnits>(from, to);
     } else {
       std::copy_n(from, units, to);
-    }
-  }
-};
-
-// Units [first_unit, end_unit) of some rows. In a sequence the gradients that
-// pass between steps are not rounded: there cell_t is opmath_t.
-template <typename scalar_t, typename gemm_t, typename cell_t>
-struct GatesBackward {
-  using opmath_t = at::opmath_type<scalar_t>;
-
-  int64_t state_size;
-  int64_t first_unit;
-  int64_t end_unit;
-  const scalar_t* grad_h;
-  const scalar_t* grad_cell;
-  const scalar_t* new_cell;
-  const scalar_t* gates;
-  Matrix<gemm_t> d_gates; // of the pre-activations
-  const opmath_t* d_h;    // from the step after this one; null: there is none
-  // Like d_h where that is not null, then the gradient of the old cell state.
-  // Null: there is no step after this one, and it is not wanted.
-  cell_t* d_cell;
-
-  C10_ALWAYS_INLINE void operator()(int64_t begin, int64_t end) const {
-    if (d_h != nullptr) {
-      return rows<true, true>(begin, end);
-    }
-    d_cell != nullptr ? rows<false, true>(begin, end)
-                      : rows<false, false>(begin, end);
-  }
-
- private:
-  template <bool kHasStepAfter, bool kWritesCell>
-  C10_ALWAYS_INLINE void rows(int64_t begin, int64_t end) const {
-    for (auto row = begin; row < end; ++row) {
-      const auto at = row * state_size;
-      one_row<kHasStepAfter, kWritesCell>(
-          grad_h + at,
-          grad_cell + at,
-          new_cell + at,
-          gates + 3 * at,
-          d_gates.row(row),
-          kHasStepAfter ? d_h + at : nullptr,
-          kWritesCell ? d_cell + at : nullptr);
-    }
-  }
-
-  template <bool kHasStepAfter, bool kWritesCell>
-  C10_ALWAYS_INLINE void one_row(
-      const scalar_t* __restrict__ grad_h,
-      const scalar_t* __restrict__ grad_cell,
-      const scalar_t* __restrict__ new_cell,
-      const scalar_t* __restrict__ gates,
-      gemm_t* __restrict__ d_gates,
-      const opmath_t* __restrict__ d_h,
-      cell_t* __restrict__ d_cell) const {
-    for (auto i = first_unit; i < end_unit; ++i) {
-      auto d_new_h = load(grad_h[i]);
-      auto d_new_cell = load(grad_cell[i]);
-      if constexpr (kHasStepAfter) {
-        d_new_h += d_h[i];
-        d_new_cell += load(d_cell[i]);
-      }
-      const auto out = cell_backward<opmath_t>(
-          d_new_h,
-          d_new_cell,
-          lltm::tanh(load(new_cell[i])),
-          load(gates[i]),
-          load(gates[i + state_size]),
-          load(gates[i + 2 * state_size]));
-      store(out.d_input_gate, d_gates[i]);
-      store(out.d_output_gate, d_gates[i + state_size]);
-      store(out.d_candidate, d_gates[i + 2 * state_size]);
-      if constexpr (kWritesCell) {
-        store(out.d_old_cell, d_cell[i]);
-      }
     }
   }
 };

@@ -1,18 +1,11 @@
 #pragma once
 
-#include "cpu/cell_sizes.h"
-#include "cpu/lltm_empty_gradients.h"
-#include "cpu/lltm_gates.h"
+#include "cpu/lltm_gates_backward.h"
 #include "cpu/lltm_gradients.h"
+#include "cpu/lltm_sequence_recurrence.h"
 #include "cpu/lltm_sequence_states.h"
-#include "cpu/primitives/cpu_capability.h"
-#include "cpu/primitives/gemm.h"
-#include "cpu/primitives/matrix.h"
-#include "cpu/primitives/pack.h"
+#include "cpu/primitives/panels.h"
 #include "cpu/primitives/scratch.h"
-#include "cpu/primitives/team.h"
-#include "cpu/primitives/vectorize.h"
-#include "cpu/primitives/work.h"
 #include "ops/lltm_sequence_steps.h"
 
 #include <ATen/OpMathType.h>
@@ -23,21 +16,13 @@
 #include <type_traits>
 #include <vector>
 
+// Backward of a sequence, and of a cell, which is a sequence of one step: the
+// gradients of the gates, step by step, then the products of lltm_gradients.h.
 namespace lltm {
-
-// With fewer steps, backward takes the rows of weights as they lie. Measured on
-// Zen 5.
-constexpr size_t kStepsWorthPackingBackward = 5;
-
-// Units of a panel in backward if pairs are multiplied. They depend on the size
-// alone, so that results do not depend on the number of threads.
-constexpr int64_t backward_panel(int64_t state_size) {
-  return state_size >= 512 ? 64 : 32;
-}
 
 // On raw pointers to contiguous memory; batch is that of h0.
 template <typename scalar_t>
-struct SequenceBackwardPointers {
+struct BackwardPointers {
   CellSizes sizes;
   GradientPointers<scalar_t> gradients;
   const std::vector<SequenceStep>& steps;
@@ -51,35 +36,43 @@ struct SequenceBackwardPointers {
   const scalar_t* weights;
   const scalar_t* h0;
   Resets resets;
+
+  // Then the gradient of h0 is one product, as that of the input is.
+  bool is_one_step() const {
+    return steps.size() == 1 && resets.data == nullptr;
+  }
 };
 
 // The gradients of the gates, from the last step of a chunk to its first. The
 // gradients of the state go on to the chunk before.
 template <typename scalar_t, typename gemm_t>
-class SequenceBackwardRecurrence {
+class BackwardRecurrence {
  public:
   using opmath_t = at::opmath_type<scalar_t>;
 
-  explicit SequenceBackwardRecurrence(
-      const SequenceBackwardPointers<scalar_t>& pointers)
+  explicit BackwardRecurrence(const BackwardPointers<scalar_t>& pointers)
       : a_(pointers),
-        panels_(at::divup(a_.sizes.state_size, units_)),
-        shape_(shape()),
-        weights_(packs_ ? panels_ * units_ * size_k_ : 0),
-        d_h_(a_.sizes.batch * a_.sizes.state_size),
-        d_cell_(a_.sizes.batch * a_.sizes.state_size) {
-    std::fill_n(d_h_.data(), a_.sizes.batch * a_.sizes.state_size, opmath_t(0));
-    std::fill_n(
-        d_cell_.data(), a_.sizes.batch * a_.sizes.state_size, opmath_t(0));
-    pack();
+        team_(a_, panels_, nanoseconds_of_a_step()),
+        weights_(
+            a_.sizes.gate_units(),
+            multiplies_ ? a_.sizes.state_size : 0,
+            units_),
+        d_h_(size_),
+        d_cell_(size_) {
+    std::fill_n(d_h_.data(), size_, opmath_t(0));
+    std::fill_n(d_cell_.data(), size_, opmath_t(0));
+    if (multiplies_) {
+      weights_.pack_on_threads(
+          Matrix<const scalar_t>{a_.weights, a_.sizes.features()},
+          a_.sizes.gate_units());
+    }
   }
 
-  // d_gates [chunk.rows, 3 * state_size], with zeros up to size_k_ columns,
-  // which zero_padding() has written.
+  // d_gates [chunk.rows, gate_units], with zeros up to padded_terms().
   void run(const SequenceChunk& chunk, Matrix<gemm_t> d_gates) const {
-    run_team(shape_.slots(), [&](int64_t begin, int64_t end, Barrier& barrier) {
+    team_.run([&](int64_t begin, int64_t end, Barrier& barrier) {
       run(chunk, d_gates, begin, end, barrier);
-      release_gemm<gemm_t>();
+      release_product<gemm_t>();
     });
   }
 
@@ -94,55 +87,6 @@ class SequenceBackwardRecurrence {
   }
 
  private:
-  static constexpr bool kAlwaysPacks =
-      !std::is_same_v<scalar_t, gemm_t> || kPair<gemm_t> == 2;
-  static constexpr auto kMethod =
-      kPair<gemm_t> == 2 ? Method::kOneDNN : Method::kTile;
-
-  TeamShape shape() const {
-    const auto nanoseconds = a_.sizes.batch * a_.sizes.state_size *
-        (6 * a_.sizes.state_size / kFlopPerNanosecond +
-         kNanosecondsOfGatesBackward);
-    return shape_for_steps<gemm_t>(a_, nanoseconds, panels_);
-  }
-
-  Matrix<gemm_t> packed(int64_t panel) const {
-    return {weights_.data() + panel * units_ * size_k_, units_};
-  }
-
-  // The columns of weights for the units of a panel.
-  Matrix<const gemm_t> panel(int64_t i) const {
-    if constexpr (!kAlwaysPacks) {
-      if (!packs_) {
-        return {a_.weights + i * units_, a_.sizes.features()};
-      }
-    }
-    return packed(i);
-  }
-
-  // The columns of weights for old_h, in panels [size_k_, units_].
-  void pack() const {
-    if (!packs_) {
-      return;
-    }
-    at::parallel_for(
-        0,
-        panels_,
-        grain_size(units_ * size_k_ / kPackedPerNanosecond),
-        [&](int64_t begin, int64_t end) {
-          for (int64_t i = begin; i < end; ++i) {
-            const auto unit = i * units_;
-            vectorized<PackRows<scalar_t, gemm_t>>(
-                {.from = {a_.weights + unit, a_.sizes.features()},
-                 .rows = 3 * a_.sizes.state_size,
-                 .columns = std::min(units_, a_.sizes.state_size - unit),
-                 .to = packed(i)},
-                0,
-                size_k_ / kPair<gemm_t>);
-          }
-        });
-  }
-
   void run(
       const SequenceChunk& chunk,
       Matrix<gemm_t> d_gates,
@@ -153,110 +97,294 @@ class SequenceBackwardRecurrence {
       const auto d_gates_of_step =
           d_gates.part(a_.steps[step].first_row - chunk.first_row, 0);
       for (int64_t slot = begin; slot < end; ++slot) {
-        pointwise(rows_of(slot, step), panels_of(slot), step, d_gates_of_step);
+        pointwise(slot, step, d_gates_of_step);
       }
       if (step == 0 && a_.gradients.d_old_h == nullptr &&
           a_.gradients.d_old_cell == nullptr) {
         return;
       }
-      // One barrier is enough: multiply() reads the d_gates of all slots, but
-      // pointwise() reads the d_h and d_cell of its own alone.
-      if (shape_.unit_groups > 1 && !barrier.wait(end - begin)) {
+      // One barrier is enough: multiply_step() reads the d_gates of all slots,
+      // but pointwise() reads the d_h and d_cell of its own alone.
+      if (team_.shares_rows() && !barrier.wait(end - begin)) {
         return;
       }
       for (int64_t slot = begin; slot < end; ++slot) {
-        multiply(rows_of(slot, step), panels_of(slot), step, d_gates_of_step);
-        reset(rows_of(slot, step), panels_of(slot), step);
+        if (multiplies_ && (step > 0 || a_.gradients.d_old_h != nullptr)) {
+          multiply_step(slot, step, d_gates_of_step);
+        }
+        reset(slot, step);
       }
     }
   }
 
-  Part rows_of(int64_t slot, int64_t step) const {
-    return shape_.rows(slot, a_.sizes.batch, a_.steps[step].rows);
+  Part units_of(int64_t slot) const {
+    auto units = team_.panels(slot);
+    units.begin *= units_;
+    units.end = std::min(units.end * units_, a_.sizes.state_size);
+    return units;
   }
 
-  Part panels_of(int64_t slot) const {
-    return shape_.panels(slot, panels_);
-  }
-
-  void pointwise(
-      const Part& rows,
-      const Part& panels,
-      int64_t step,
-      Matrix<gemm_t> d_gates) const {
+  void pointwise(int64_t slot, int64_t step, Matrix<gemm_t> d_gates) const {
+    const auto rows = team_.rows(slot, a_.steps[step].rows);
+    const auto units = units_of(slot);
     const auto first = a_.steps[step].first_row * a_.sizes.state_size;
-    vectorized<GatesBackward<scalar_t, gemm_t, opmath_t>>(
-        {.state_size = a_.sizes.state_size,
-         .first_unit = panels.begin * units_,
-         .end_unit = std::min(panels.end * units_, a_.sizes.state_size),
-         .grad_h = a_.grad_output + first,
-         .grad_cell = a_.grad_cells + first,
-         .new_cell = a_.cells + first,
-         .gates = a_.gates + 3 * first,
-         .d_gates = d_gates,
-         .d_h = d_h_.data(),
-         .d_cell = d_cell_.data()},
+    vectorized(
+        GatesBackward<scalar_t, gemm_t>{
+            .state_size = a_.sizes.state_size,
+            .first_unit = units.begin,
+            .end_unit = units.end,
+            .grad_h = a_.grad_output + first,
+            .grad_cell = a_.grad_cells + first,
+            .new_cell = a_.cells + first,
+            .gates = a_.gates + kGates * first,
+            .d_gates = d_gates,
+            .d_h = d_h_.data(),
+            .d_cell = d_cell_.data()},
         rows.begin,
         rows.end);
   }
 
   // d_h = d_gates @ columns of weights.
-  void multiply(
-      const Part& rows,
-      const Part& panels,
-      int64_t step,
-      Matrix<const gemm_t> d_gates) const {
+  void multiply_step(int64_t slot, int64_t step, Matrix<const gemm_t> d_gates)
+      const {
+    const auto rows = team_.rows(slot, a_.steps[step].rows);
     const Matrix<opmath_t> d_h{d_h_.data(), a_.sizes.state_size};
-    for (int64_t j = 0; j < panels.size(); ++j) {
-      const auto i = panels.begin + panel_in_turn(step, j, panels.size());
-      const auto unit = i * units_;
-      gemm<gemm_t>(
-          kMethod,
+    team_.for_each_panel(slot, step, [&](int64_t panel) {
+      const auto unit = panel * units_;
+      multiply<gemm_t>(
           {.M = rows.size(),
            .N = std::min(units_, a_.sizes.state_size - unit),
-           .K = size_k_,
+           .K = weights_.terms(),
            .A = d_gates.part(rows.begin, 0),
-           .B = panel(i),
+           .B = weights_.panel(panel),
            .C = d_h.part(rows.begin, unit),
            .accumulate = false,
-           .all_rows = a_.sizes.batch,
-           .chain = chain_of(a_.sizes.batch, packs_)});
-    }
+           .few_rows = a_.sizes.batch <= 2});
+    });
   }
 
   // No gradient passes a reset.
-  void reset(const Part& rows, const Part& panels, int64_t step) const {
+  void reset(int64_t slot, int64_t step) const {
     if (a_.resets.data == nullptr) {
       return;
     }
-    const auto first = panels.begin * units_;
-    const auto units =
-        std::min(panels.end * units_, a_.sizes.state_size) - first;
+    const auto rows = team_.rows(slot, a_.steps[step].rows);
+    const auto units = units_of(slot);
     for (int64_t row = rows.begin; row < rows.end; ++row) {
       if (a_.resets.any(a_.steps[step], row, row + 1)) {
-        const auto at = row * a_.sizes.state_size + first;
-        std::fill_n(d_h_.data() + at, units, opmath_t(0));
-        std::fill_n(d_cell_.data() + at, units, opmath_t(0));
+        const auto at = row * a_.sizes.state_size + units.begin;
+        std::fill_n(d_h_.data() + at, units.size(), opmath_t(0));
+        std::fill_n(d_cell_.data() + at, units.size(), opmath_t(0));
       }
     }
   }
 
-  const SequenceBackwardPointers<scalar_t>& a_;
-  // A product has so many terms. Pairs are padded with zeros.
-  const int64_t size_k_ = kPair<gemm_t> == 2
-      ? terms_of<gemm_t>(3 * a_.sizes.state_size)
-      : 3 * a_.sizes.state_size;
-  const bool packs_ =
-      kAlwaysPacks || a_.steps.size() >= kStepsWorthPackingBackward;
-  // A panel has so many units. The tile takes three vectors at once.
-  const int64_t units_ = kPair<gemm_t> == 2
-      ? backward_panel(a_.sizes.state_size)
-      : 3 * vector_bytes() / int64_t(sizeof(gemm_t));
-  const int64_t panels_;
-  const TeamShape shape_;
-  const Scratch<gemm_t> weights_;
+  int64_t nanoseconds_of_a_step() const {
+    return a_.sizes.batch * a_.sizes.state_size *
+        (6 * a_.sizes.state_size / kFlopPerNanosecond +
+         kNanosecondsOfGatesBackward);
+  }
+
+  const BackwardPointers<scalar_t>& a_;
+  const int64_t size_ = a_.sizes.batch * a_.sizes.state_size;
+  const bool multiplies_ = !a_.is_one_step();
+  // A panel has so many units. The tile takes three vectors at once. Those of
+  // pairs depend on the size alone, so that results do not depend on the number
+  // of threads.
+  const int64_t units_ = kPair<gemm_t> == 1 ? 3 * lanes_of_a_register<gemm_t>()
+      : a_.sizes.state_size >= 512          ? 64
+                                            : 32;
+  const int64_t panels_ = at::divup(a_.sizes.state_size, units_);
+  const Team<gemm_t> team_;
+  const Panels<gemm_t> weights_;
   const Scratch<opmath_t> d_h_;
   const Scratch<opmath_t> d_cell_;
 };
+
+// Chunks of steps from the last to the first: the recurrence, then the products
+// of all its rows at once.
+template <typename scalar_t, typename gemm_t>
+class Backward {
+ public:
+  explicit Backward(const BackwardPointers<scalar_t>& pointers)
+      : a_(pointers),
+        old_h_{
+            .steps = a_.steps,
+            .state_size = a_.sizes.state_size,
+            .h = a_.output,
+            .h0 = a_.h0,
+            .resets = a_.resets},
+        chunks_(sequence_chunks(a_.steps, kRowsOfAChunk)),
+        d_weights_(
+            a_.gradients.d_weights,
+            gate_units_ * a_.sizes.features(),
+            chunks_.size() > 1),
+        d_bias_(a_.gradients.d_bias, gate_units_, chunks_.size() > 1) {}
+
+  void run() {
+    const BackwardRecurrence<scalar_t, gemm_t> recurrence(a_);
+    const GateGradients<gemm_t> d_gates(
+        most_rows(chunks_), gate_units_, a_.gradients.d_weights != nullptr);
+    const Scratch<scalar_t> old_h(
+        a_.gradients.d_weights == nullptr
+            ? 0
+            : rows_to_gather() * a_.sizes.state_size);
+    for (auto chunk = chunks_.rbegin(); chunk != chunks_.rend(); ++chunk) {
+      recurrence.run(*chunk, d_gates.rows());
+      multiply(*chunk, d_gates, old_h.data(), chunk != chunks_.rbegin());
+    }
+    const auto state = a_.sizes.batch * a_.sizes.state_size;
+    d_weights_.write();
+    d_bias_.write();
+    if (!a_.is_one_step()) {
+      write(recurrence.d_h(), a_.gradients.d_old_h, state);
+    }
+    write(recurrence.d_cell(), a_.gradients.d_old_cell, state);
+  }
+
+ private:
+  using opmath_t = at::opmath_type<scalar_t>;
+  // There are many rows, because each chunk reads and writes d_weights once.
+  static constexpr int64_t kRowsOfAChunk = 1024;
+
+  static void write(const opmath_t* from, scalar_t* to, int64_t size) {
+    if (to != nullptr) {
+      convert(from, to, size);
+    }
+  }
+
+  // A gradient that adds up over chunks, in opmath_t. It has memory of its own
+  // if there are several and the result has another type.
+  struct Sum {
+    Sum(scalar_t* result, int64_t size, bool has_chunks)
+        : result(result),
+          size(size),
+          scratch(kInPlace || result == nullptr || !has_chunks ? 0 : size) {}
+
+    // Calls f(where to add).
+    template <typename F>
+    void add(const F& f) const {
+      if (result == nullptr) {
+      } else if (scratch.data() == nullptr) {
+        f(result);
+      } else {
+        f(scratch.data());
+      }
+    }
+
+    void write() const {
+      if (scratch.data() != nullptr) {
+        Backward::write(scratch.data(), result, size);
+      }
+    }
+
+    static constexpr bool kInPlace = std::is_same_v<scalar_t, opmath_t>;
+    scalar_t* const result; // null: not wanted
+    const int64_t size;
+    const Scratch<opmath_t> scratch;
+  };
+
+  void multiply(
+      const SequenceChunk& chunk,
+      const GateGradients<gemm_t>& d_gates,
+      scalar_t* old_h_scratch,
+      bool accumulate) const {
+    // The rows of a chunk take the place of a batch.
+    const CellSizes sizes{
+        chunk.rows, a_.sizes.input_features, a_.sizes.state_size};
+    d_bias_.add([&](auto* d_bias) {
+      bias_gradient(d_gates, chunk.rows, d_bias, accumulate);
+    });
+    const auto* input = a_.input + chunk.first_row * a_.sizes.input_features;
+    d_weights_.add([&](auto* d_weights) {
+      d_gates.transpose(chunk.rows);
+      const auto* h = old_h(chunk, old_h_scratch);
+      weights_gradient(sizes, d_gates, h, input, d_weights, accumulate);
+    });
+    if (a_.is_one_step() && a_.gradients.d_old_h != nullptr) {
+      rows_gradient(
+          sizes,
+          d_gates,
+          a_.weights,
+          a_.sizes.state_size,
+          a_.gradients.d_old_h);
+    }
+    if (a_.gradients.d_input != nullptr) {
+      rows_gradient(
+          sizes,
+          d_gates,
+          a_.weights + a_.sizes.state_size,
+          a_.sizes.input_features,
+          a_.gradients.d_input + chunk.first_row * a_.sizes.input_features);
+    }
+  }
+
+  // Where the states that the rows of a chunk begin with lie together, or null.
+  const scalar_t* old_h_together(const SequenceChunk& chunk) const {
+    if (a_.packed || a_.resets.data != nullptr) {
+      return nullptr;
+    }
+    if (a_.steps.size() == 1) {
+      return a_.h0;
+    }
+    // Steps from begin - 1 to end - 2 left them. In reverse the last of these
+    // comes first in memory.
+    return chunk.begin == 0 ? nullptr
+                            : a_.output +
+            a_.sizes.state_size *
+                std::min(
+                    a_.steps[chunk.begin - 1].first_row,
+                    a_.steps[chunk.end - 2].first_row);
+  }
+
+  int64_t rows_to_gather() const {
+    int64_t rows = 0;
+    for (const auto& chunk : chunks_) {
+      rows = std::max(rows, old_h_together(chunk) ? 0 : chunk.rows);
+    }
+    return rows;
+  }
+
+  // The h that each row of a chunk begins with, in the order of the input.
+  const scalar_t* old_h(const SequenceChunk& chunk, scalar_t* scratch) const {
+    if (const auto* together = old_h_together(chunk)) {
+      return together;
+    }
+    at::parallel_for(
+        chunk.begin,
+        chunk.end,
+        grain_size(a_.sizes.batch * a_.sizes.state_size / kPackedPerNanosecond),
+        [&](int64_t begin, int64_t end) {
+          for (int64_t step = begin; step < end; ++step) {
+            const auto& [first_row, rows, carried] = a_.steps[step];
+            auto* to =
+                scratch + (first_row - chunk.first_row) * a_.sizes.state_size;
+            const auto* from =
+                old_h_.template rows<scalar_t>(step, 0, rows, to);
+            if (from != to) {
+              std::copy_n(from, rows * a_.sizes.state_size, to);
+            }
+          }
+        });
+    return scratch;
+  }
+
+  const BackwardPointers<scalar_t>& a_;
+  const int64_t gate_units_ = a_.sizes.gate_units();
+  const OldH<scalar_t> old_h_;
+  const std::vector<SequenceChunk> chunks_;
+  const Sum d_weights_;
+  const Sum d_bias_;
+};
+
+template <typename scalar_t>
+void backward_steps(const BackwardPointers<scalar_t>& pointers) {
+  if constexpr (kPair<scalar_t> == 2) {
+    if (has_bfloat16_product()) { // odd sizes are padded with zeros
+      return Backward<scalar_t, scalar_t>(pointers).run();
+    }
+  }
+  Backward<scalar_t, at::opmath_type<scalar_t>>(pointers).run();
+}
 
 } // namespace lltm

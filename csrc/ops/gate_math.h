@@ -16,6 +16,9 @@
 
 namespace lltm {
 
+// The input gate, the output gate and the candidate, in this order.
+constexpr int64_t kGates = 3;
+
 // x = n * ln(2) + r with an integer n and |r| <= ln(2) / 2, for |x| < 2^21.
 struct ExpReduction {
   int32_t n;

@@ -10,13 +10,13 @@ from lltm_ops import _extension
 
 CSRC = ROOT / "csrc"
 FILES = [path.relative_to(CSRC) for path in sorted(CSRC.rglob("*.*"))]
-# The most files and lines of each part: those of today, rounded up. A change that needs more raises
-# them, and says why in its message.
+# The most files and lines of each part. A change that needs more raises them, and says why in its
+# message.
 MOST = {
     "ops": (20, 2515),
-    "cpu": (33, 4485),
-    "a step forward": (29, 3290),
-    "a sequence forward": (37, 4580),
+    "cpu": (24, 3805),
+    "a step forward": (22, 2925),
+    "a sequence forward": (30, 4120),
 }
 # A reader begins with the file of the CPU's kernel and the file of the schemas.
 READ = {

@@ -1,64 +1,95 @@
 #pragma once
 
-#include "cpu/primitives/lanes.h"
 #include "cpu/primitives/matrix.h"
+#include "cpu/primitives/registers.h"
 
 #include <c10/macros/Macros.h>
 
+#include <algorithm>
 #include <cstdint>
 
 // Products on the calling thread, with their sums in registers.
+// Hides from the compiler how a pointer was computed.
+#define LLTM_HIDE(pointer) __asm__("" : "+r"(pointer))
+
 namespace lltm {
 
-// C [kRows, kVectors vectors] = A @ B, or C += A @ B. The sums are a local
-// array of the function that has the loop: gcc keeps any other in memory. Each
-// sum is added up in kChains chains, which take the terms in turn.
+// C [kRows, columns] = A @ B, or C += A @ B, for kVectors whole vectors of
+// columns; or, if not kWhole, for the first columns of one. The sums are a
+// local array of the function that has the loop: gcc keeps any other in memory.
+// Each sum is added up in kChains chains, which take the terms in turn.
 template <
     typename T,
     int64_t kBytes,
     int64_t kRows,
     int64_t kVectors,
-    int64_t kChains>
+    int64_t kChains,
+    bool kWhole>
 C10_ALWAYS_INLINE void tile(
     int64_t K,
     Matrix<const T> A,
     Matrix<const T> B,
     Matrix<T> C,
+    int64_t columns,
     bool accumulate) {
   using lanes_t = typename Lanes<T, kBytes>::type;
   constexpr auto lanes = Lanes<T, kBytes>::count;
   lanes_t sums[kChains][kRows][kVectors] = {};
-  int64_t k = 0;
-  for (; k + kChains <= K; k += kChains) {
-#pragma GCC unroll 4
-    for (int64_t chain = 0; chain < kChains; ++chain) {
-      lanes_t b[kVectors];
-#pragma GCC unroll 8
-      for (int64_t j = 0; j < kVectors; ++j) {
-        load_lanes(B.row(k + chain) + j * lanes, b[j]);
+  // Whole vectors are read where other rows of B follow. The last rows are
+  // copied, and added by the same code.
+  const auto last_rows =
+      kWhole ? 0 : std::min(K, (lanes - columns + B.ld - 1) / B.ld);
+  auto terms = kWhole ? K : (K - last_rows) / kChains * kChains;
+  const auto rest = K - terms;
+  alignas(64) T copied[kWhole ? 1 : (lanes + kChains) * lanes];
+  if constexpr (!kWhole) {
+    for (int64_t k = 0; k < rest; ++k) {
+      for (int64_t lane = 0; lane < lanes; ++lane) {
+        copied[k * lanes + lane] =
+            lane < columns ? B.row(terms + k)[lane] : T(0);
       }
-#pragma GCC unroll 16
-      for (int64_t i = 0; i < kRows; ++i) {
-        const T a = A.row(i)[k + chain];
+    }
+  }
+#pragma GCC unroll 1
+  for (int pass = 0; pass < (kWhole ? 1 : 2); ++pass) {
+    // gcc then adds a few multiples of ld to a few pointers; it would keep a
+    // pointer to each of 12 rows, in registers of vectors.
+    constexpr int64_t of_a_pointer = 4;
+    const T* a[(kRows + of_a_pointer - 1) / of_a_pointer];
+#pragma GCC unroll 8
+    for (int64_t i = 0; i < kRows; i += of_a_pointer) {
+      a[i / of_a_pointer] = A.row(i);
+      LLTM_HIDE(a[i / of_a_pointer]);
+    }
+    for (int64_t k = 0; k < terms; k += kChains) {
+#pragma GCC unroll 4
+      for (int64_t chain = 0; chain < kChains; ++chain) {
+        if (kChains > 1 && k + chain >= terms) {
+          break;
+        }
+        lanes_t b[kVectors];
 #pragma GCC unroll 8
         for (int64_t j = 0; j < kVectors; ++j) {
-          sums[chain][i][j] += a * b[j]; // the compiler fuses them
+          load_lanes(B.row(k + chain) + j * lanes, b[j]);
+        }
+#pragma GCC unroll 24
+        for (int64_t i = 0; i < kRows; ++i) {
+          const T value =
+              a[i / of_a_pointer][i % of_a_pointer * A.ld + k + chain];
+#pragma GCC unroll 8
+          for (int64_t j = 0; j < kVectors; ++j) {
+            sums[chain][i][j] += value * b[j]; // the compiler fuses them
+          }
         }
       }
     }
-  }
-  for (; k < K; ++k) {
-#pragma GCC unroll 8
-    for (int64_t j = 0; j < kVectors; ++j) {
-      lanes_t b;
-      load_lanes(B.row(k) + j * lanes, b);
-#pragma GCC unroll 16
-      for (int64_t i = 0; i < kRows; ++i) {
-        sums[0][i][j] += A.row(i)[k] * b;
-      }
+    if constexpr (!kWhole) {
+      A = A.part(0, terms);
+      B = {copied, lanes};
+      terms = rest;
     }
   }
-#pragma GCC unroll 16
+#pragma GCC unroll 24
   for (int64_t i = 0; i < kRows; ++i) {
 #pragma GCC unroll 8
     for (int64_t j = 0; j < kVectors; ++j) {
@@ -68,20 +99,29 @@ C10_ALWAYS_INLINE void tile(
         sum += sums[chain][i][j];
       }
       T* c = C.row(i) + j * lanes;
-      if (accumulate) {
-        lanes_t before;
-        load_lanes(c, before);
-        sum += before;
+      if constexpr (kWhole) {
+        if (accumulate) {
+          lanes_t before;
+          load_lanes(c, before);
+          sum += before;
+        }
+        store_lanes(sum, c);
+      } else {
+        T last[lanes];
+        store_lanes(sum, last);
+        for (int64_t lane = 0; lane < columns; ++lane) {
+          c[lane] = accumulate ? c[lane] + last[lane] : last[lane];
+        }
       }
-      store_lanes(sum, c);
     }
   }
 }
 
-// Rows of A whose sums fit in registers. One vector is for the last columns.
+// Rows of A whose sums fit in registers.
 template <int64_t kBytes, int64_t kVectors>
 constexpr int64_t kTileRows =
-    kVectors == 1 ? 8 : (kHasManyRegisters<kBytes> ? 24 : 12) / kVectors;
+    kVectors == 1 ? (kHasManyRegisters<kBytes> ? 12 : 8)
+                  : (kHasManyRegisters<kBytes> ? 24 : 12) / kVectors;
 
 // Calls body.rows<rows>(first), for at most kMost rows.
 template <int64_t kMost, typename Body>
@@ -98,12 +138,9 @@ C10_ALWAYS_INLINE void tile_of(int64_t rows, const Body& body, int64_t first) {
 // be.
 template <int64_t kMost, typename Body>
 C10_ALWAYS_INLINE void in_tiles(int64_t rows, const Body& body) {
-  const auto tiles = (rows + kMost - 1) / kMost;
-  const auto least = tiles > 0 ? rows / tiles : 0;
-  // The first tiles have a row more.
-  auto larger = rows - least * tiles;
-  for (int64_t row = 0; row < rows; --larger) {
-    const auto size = larger > 0 ? least + 1 : least;
+  int64_t row = 0;
+  for (auto tiles = (rows + kMost - 1) / kMost; tiles > 0; --tiles) {
+    const auto size = (rows - row + tiles - 1) / tiles;
     tile_of<kMost>(size, body, row);
     row += size;
   }

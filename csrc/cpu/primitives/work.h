@@ -1,7 +1,5 @@
 #pragma once
 
-#include "cpu/primitives/gemm.h"
-
 #include <ATen/Parallel.h>
 
 #include <algorithm>
@@ -10,6 +8,10 @@
 // Estimates of time, which decide how many threads work is worth, and how they
 // divide it.
 namespace lltm {
+
+constexpr int64_t round_up(int64_t n, int64_t multiple) {
+  return (n + multiple - 1) / multiple * multiple;
+}
 
 // Measured on Zen 5.
 constexpr int64_t kFlopPerNanosecond = 200;
@@ -27,20 +29,19 @@ inline int64_t grain_size(int64_t nanoseconds_per_task) {
       1, kNanosecondsWorthAThread / std::max<int64_t>(1, nanoseconds_per_task));
 }
 
-// The size of blocks of rows, hidden units or columns. Its limits are most,
-// rounded to whole vectors, and least where that is possible. Few blocks are of
-// equal size, so that each thread gets as much as any other: on two threads of
-// the Xeon, 512x2048x130 takes 27 % less time. Many blocks, and those of one
-// thread, have whole vectors.
-inline int64_t
-size_of_a_block(int64_t size, int64_t most, int64_t least = kVector) {
+// The size of blocks of rows, hidden units or columns: at most most, rounded to
+// whole vectors. Few blocks are of equal size, so that each thread gets as much
+// as any other: on two threads of the Xeon, 512x2048x130 takes 27 % less time.
+// Many blocks, and those of one thread, have whole vectors.
+inline int64_t size_of_a_block(int64_t size, int64_t most) {
+  constexpr int64_t vector = 16;
   const int64_t threads = at::get_num_threads();
-  const auto blocks = at::divup(size, most);
+  const auto blocks = std::max<int64_t>(1, at::divup(size, most));
   const auto equal_blocks =
-      std::min(at::divup(blocks, threads) * threads, size / least);
+      std::min(at::divup(blocks, threads) * threads, size / vector);
   return threads > 1 && blocks < 4 * threads && equal_blocks >= blocks
       ? at::divup(size, equal_blocks)
-      : at::divup(at::divup(size, kVector), blocks) * kVector;
+      : at::divup(at::divup(size, vector), blocks) * vector;
 }
 
 } // namespace lltm

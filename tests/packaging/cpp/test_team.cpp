@@ -1,6 +1,9 @@
 // Threads that wait for one another (cpu/primitives/team.h) all come back, also
-// when one of them fails.
+// when one of them fails; and how many there are
+// (cpu/lltm_sequence_recurrence.h).
 
+#include "cpu/lltm_gates.h"
+#include "cpu/lltm_sequence_recurrence.h"
 #include "cpu/primitives/team.h"
 
 #include <c10/util/Exception.h>
@@ -75,13 +78,24 @@ void test_parts_cover_everything_once() {
   }
 }
 
+struct Sequence {
+  lltm::CellSizes sizes;
+  std::vector<int> steps = std::vector<int>(50);
+  bool packed = false;
+};
+
+lltm::Team<float> team_of(int64_t batch, int64_t nanoseconds_of_a_step) {
+  const Sequence sequence{{batch, 32, 160}};
+  return {sequence, /*panels=*/10, nanoseconds_of_a_step};
+}
+
 void test_a_team_has_no_more_slots_than_threads(int64_t threads) {
   for (const int64_t nanoseconds : {0, 100, 5000, 1000000}) {
-    for (const int64_t row_groups : {0, 1, 3, 100}) {
-      const auto shape = lltm::team_shape(nanoseconds, 50, row_groups, 10);
-      TORCH_CHECK(shape.slots() >= 1 && shape.slots() <= threads);
-      TORCH_CHECK(shape.row_groups <= std::max<int64_t>(1, row_groups));
-      TORCH_CHECK(shape.unit_groups <= 10);
+    for (const int64_t batch : {1, 8, 24, 800}) {
+      const auto team = team_of(batch, nanoseconds);
+      TORCH_CHECK(team.slots() >= 1 && team.slots() <= threads);
+      TORCH_CHECK(team.row_groups() <= std::max<int64_t>(1, batch / 8));
+      TORCH_CHECK(team.slots() <= 10 * team.row_groups());
     }
   }
 }
@@ -96,7 +110,7 @@ void test_threads_of_one_processor_are_no_team() {
     }
   }
   TORCH_CHECK(sched_setaffinity(0, sizeof(one), &one) == 0);
-  const auto slots = lltm::team_shape(1000000, 50, 4, 10).slots();
+  const auto slots = team_of(32, 1000000).slots();
   TORCH_CHECK(sched_setaffinity(0, sizeof(all), &all) == 0);
   TORCH_CHECK(slots == 1, "expected 1 slot, but got ", slots);
 }
@@ -108,7 +122,7 @@ void test_threads_that_are_bound_are_a_team() {
   TORCH_CHECK(CPU_COUNT(&own) == 1, "OpenMP has not bound this thread");
   TORCH_CHECK(sched_getaffinity(getppid(), sizeof(all), &all) == 0);
   const int64_t expected = std::min(4, CPU_COUNT(&all));
-  const auto slots = lltm::team_shape(1000000, 50, 4, 10).slots();
+  const auto slots = team_of(32, 1000000).slots();
   TORCH_CHECK(slots == expected, "expected ", expected, ", but got ", slots);
 }
 

@@ -28,15 +28,12 @@ from .cases import Case, cases
 from .checks import Outcome, run_case
 
 ROOT = Path(__file__).resolve().parents[3]
-# The kernels: as the machine has them, portable, AVX2. oneDNN: AVX-512 without bfloat16, AVX2, and
-# nothing that it has products for, where PyTorch takes the BLAS.
+# The kernels: as the machine has them, portable, AVX2, and without oneDNN's products of bfloat16.
 PATHS = {
     "native": {},
     "portable": {"ATEN_CPU_CAPABILITY": "default"},
     "avx2": {"ATEN_CPU_CAPABILITY": "avx2"},
     "onednn-avx512": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"},
-    "onednn-avx2": {"ONEDNN_MAX_CPU_ISA": "AVX2"},
-    "onednn-none": {"ONEDNN_MAX_CPU_ISA": "SSE41"},
 }
 # A process grows with its cases: hypothesis remembers what it has drawn.
 CASES_OF_A_PROCESS = 500
@@ -81,7 +78,6 @@ def work(options: argparse.Namespace) -> None:
     warnings.filterwarnings("ignore", message="TF32 acceleration")
     poison_fresh_memory()
     outcome = Outcome()
-    threads_matter = options.path == "onednn-none"
 
     def run(case: Case) -> None:
         faulthandler.dump_traceback_later(SECONDS_OF_A_CASE, exit=True)
@@ -89,7 +85,7 @@ def work(options: argparse.Namespace) -> None:
         Path(options.worker).write_text(line)
         outcome.cases += not outcome.failure
         try:
-            run_case(case, outcome, threads_matter)
+            run_case(case, outcome)
         except Exception as error:
             # While it shrinks, the last one is the smallest.
             outcome.failure = f"{error}\n{repeat_line(options.path, line)}"

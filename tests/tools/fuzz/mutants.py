@@ -45,40 +45,42 @@ REPLACED = {
     ],
     (FUZZER, "csrc/cpu/lltm_forward.cpp"): [
         ("a.old_cell.expect_contiguous()", "c10::MaybeOwned<at::Tensor>::borrowed(a.old_cell)"),
-        ("products + (first_gate + i) *", "products + (2 - first_gate - i) *"),
+        ("rest_products + (first_gate + i) *", "rest_products + (2 - first_gate - i) *"),
+        ("{from + packed_rows_ * size, size},", "{from, size},"),
     ],
-    (FUZZER, "csrc/cpu/lltm_forward_batch.h"): [
-        ("{{from + packed_rows_ * size, size},", "{{from, size},"),
-    ],
-    (FUZZER, "csrc/cpu/lltm_empty_gradients.cpp"): [
-        ("nothing_to_sum = computed.numel() == 0;", "nothing_to_sum = initial.numel() == 0;"),
+    (FUZZER, "csrc/cpu/lltm_gradients.h"): [
+        ("if (computed.numel() == 0) {", "if (initial.numel() == 0) {"),
         ("empty(output_mask[3], initial.sizes()),", "empty(output_mask[4], initial.sizes()),"),
     ],
     (FUZZER, "csrc/cpu/lltm_sequence_states.h"): [
         ("return reset != 0;", "return reset > 1;"),
         ("end <= step.carried || begin >=", "begin < step.carried || begin >="),
     ],
-    (FUZZER, "csrc/cpu/lltm_sequence_backward.cpp"): [("chunk != chunks_.rbegin());", "false);")],
     (FUZZER, "csrc/cpu/lltm_sequence_backward_steps.h"): [
-        ("std::fill_n(d_cell_.data() + at, units, opmath_t(0));", ""),
+        ("chunk != chunks_.rbegin());", "false);"),
+        ("std::fill_n(d_cell_.data() + at, units.size(), opmath_t(0));", ""),
+    ],
+    (FUZZER, "csrc/cpu/lltm_sequence_recurrence.h"): [
+        ("std::min(rows.end, rows_of_step);", "std::min(rows.end, rows_of_step - 1);"),
     ],
     (FUZZER, "csrc/cpu/primitives/team.h"): [
-        ("std::min(rows.end, rows_of_step);", "std::min(rows.end, rows_of_step - 1);"),
         ("phase_.load(std::memory_order_acquire) == phase;", "spin < 0;"),
     ],
-    (FUZZER, "csrc/cpu/primitives/pack.h"): [("if (i < rows_left) {", "if (i + 1 < rows_left) {")],
+    (FUZZER, "csrc/cpu/primitives/panels.h"): [
+        ("if (row + 1 < rows) {", "if (row + 2 < rows) {"),
+    ],
     (FUZZER, "csrc/cpu/primitives/dot.h"): [("to[i][j] = j < rest ?", "to[i][j] = j + 1 < rest ?")],
-    (FUZZER, "csrc/cpu/primitives/gemm.h"): [("p.accumulate || k > 0,", "k > 0,")],
+    (FUZZER, "csrc/cpu/primitives/product_bfloat16.cpp"): [
+        ("p.accumulate || k > 0,", "k > 0,"),
+    ],
     (FUZZER, "csrc/cpu/primitives/tile.h"): [
         ("sum += sums[chain][i][j];", ""),
-        ("const auto tiles = (rows + kMost - 1) / kMost;", "const auto tiles = rows / kMost;"),
+        ("auto tiles = (rows + kMost - 1) / kMost;", "auto tiles = rows / kMost;"),
         ("B.row(k + chain) + j", "B.data + (k + chain) * kVectors * lanes + j"),
-    ],
-    (FUZZER, "csrc/cpu/primitives/product.cpp"): [
-        ("for (int64_t j = 0; j < columns; ++j) {", "for (int64_t j = 0; j + 1 < columns; ++j) {"),
+        ("lane < columns ? B.row", "lane + 1 < columns ? B.row"),
     ],
     (FUZZER, "csrc/cpu/primitives/product_on_threads.h"): [
-        ("return {packed_.data() + (panel * terms_ + k) *", "return {packed_.data() + k *"),
+        ("packed_.panel(column / columns_, k);", "packed_.panel(0, k);"),
     ],
     ("test_indices_have_64_bits", "csrc/cuda/lltm_pointwise.h"): [
         (

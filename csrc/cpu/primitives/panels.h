@@ -1,0 +1,351 @@
+#pragma once
+
+#include "cpu/primitives/convert.h"
+#include "cpu/primitives/matrix.h"
+#include "cpu/primitives/product_bfloat16.h"
+#include "cpu/primitives/registers.h"
+#include "cpu/primitives/scratch.h"
+#include "cpu/primitives/work.h"
+
+#include <ATen/OpMathType.h>
+#include <ATen/Parallel.h>
+#include <c10/macros/Macros.h>
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+
+// Copies of matrices into the layouts and types that products take. The structs
+// are bodies for vectorized().
+namespace lltm {
+
+// Two terms of a column, which are moved as one.
+template <typename T>
+struct Pair {
+  T first;
+  T second;
+};
+
+template <typename from_t, typename to_t>
+C10_ALWAYS_INLINE void convert_element(const from_t& from, to_t& to) {
+  if constexpr (std::is_same_v<from_t, to_t>) {
+    to = from;
+  } else {
+    store(load(from), to);
+  }
+}
+
+#ifdef LLTM_SHUFFLE
+// to = from.T, 4 x 4 words: every instruction set shuffles 16 bytes.
+template <typename T>
+C10_ALWAYS_INLINE void transpose_words(Matrix<const T> from, Matrix<T> to) {
+  Lanes<float, 16>::type rows[4];
+  for (int64_t i = 0; i < 4; ++i) {
+    std::memcpy(&rows[i], from.row(i), sizeof(rows[i]));
+  }
+  const auto low01 = LLTM_SHUFFLE(rows[0], rows[1], 0, 4, 1, 5);
+  const auto low23 = LLTM_SHUFFLE(rows[2], rows[3], 0, 4, 1, 5);
+  const auto high01 = LLTM_SHUFFLE(rows[0], rows[1], 2, 6, 3, 7);
+  const auto high23 = LLTM_SHUFFLE(rows[2], rows[3], 2, 6, 3, 7);
+  rows[0] = LLTM_SHUFFLE(low01, low23, 0, 1, 4, 5);
+  rows[1] = LLTM_SHUFFLE(low01, low23, 2, 3, 6, 7);
+  rows[2] = LLTM_SHUFFLE(high01, high23, 0, 1, 4, 5);
+  rows[3] = LLTM_SHUFFLE(high01, high23, 2, 3, 6, 7);
+  for (int64_t i = 0; i < 4; ++i) {
+    std::memcpy(to.row(i), &rows[i], sizeof(rows[i]));
+  }
+}
+#endif
+
+// to [columns, rows] = from [rows, columns].T. What lies beyond the rows, up to
+// padded, becomes zero. begin and end count columns.
+template <typename from_t, typename to_t>
+struct Transpose {
+  Matrix<const from_t> from;
+  int64_t rows;
+  int64_t padded;
+  Matrix<to_t> to;
+
+  template <int64_t kBytes>
+  C10_ALWAYS_INLINE void run(int64_t begin, int64_t end) const {
+    // In blocks, so that the lines of both sides stay in L1.
+    constexpr int64_t block = 16;
+    for (int64_t row = 0; row < rows; row += block) {
+      for (auto column = begin; column < end; column += block) {
+        one_block(
+            from.part(row, column),
+            std::min(block, rows - row),
+            std::min(block, end - column),
+            to.part(column, row));
+      }
+    }
+    for (auto column = begin; rows < padded && column < end; ++column) {
+      std::fill(to.row(column) + rows, to.row(column) + padded, to_t{});
+    }
+  }
+
+ private:
+  // The matrices come by value, because gcc would read members again after each
+  // store.
+  C10_ALWAYS_INLINE static void one_block(
+      Matrix<const from_t> from,
+      int64_t rows,
+      int64_t columns,
+      Matrix<to_t> to) {
+    int64_t whole_rows = 0;
+#ifdef LLTM_SHUFFLE
+    if constexpr (std::is_same_v<from_t, to_t> && sizeof(from_t) == 4) {
+      whole_rows = rows / 4 * 4;
+      const auto whole_columns = columns / 4 * 4;
+      for (int64_t i = 0; i < whole_columns; i += 4) {
+        for (int64_t j = 0; j < whole_rows; j += 4) {
+          transpose_words(from.part(j, i), to.part(i, j));
+        }
+      }
+      elements(
+          from.part(0, whole_columns),
+          whole_rows,
+          columns - whole_columns,
+          to.part(whole_columns, 0));
+    }
+#endif
+    if (rows == 16 && columns == 16 && whole_rows == 0) {
+      elements(from, 16, 16, to); // gcc makes vectors of this
+    } else {
+      elements(
+          from.part(whole_rows, 0),
+          rows - whole_rows,
+          columns,
+          to.part(0, whole_rows));
+    }
+  }
+
+  C10_ALWAYS_INLINE static void elements(
+      Matrix<const from_t> from,
+      int64_t rows,
+      int64_t columns,
+      Matrix<to_t> to) {
+    const auto* __restrict__ from_data = from.data;
+    auto* __restrict__ to_data = to.data;
+    for (int64_t i = 0; i < columns; ++i) {
+      for (int64_t j = 0; j < rows; ++j) {
+        convert_element(from_data[j * from.ld + i], to_data[i * to.ld + j]);
+      }
+    }
+  }
+};
+
+// to = from, for rows in [begin, end).
+template <typename from_t, typename to_t>
+struct ConvertRows {
+  Matrix<const from_t> from;
+  int64_t columns;
+  Matrix<to_t> to;
+
+  template <int64_t kBytes>
+  C10_ALWAYS_INLINE void run(int64_t begin, int64_t end) const {
+    for (int64_t row = begin; row < end; ++row) {
+      const auto* __restrict__ from_row = from.row(row);
+      auto* __restrict__ to_row = to.row(row);
+      for (int64_t i = 0; i < columns; ++i) {
+        convert_element(from_row[i], to_row[i]);
+      }
+    }
+  }
+};
+
+// to = from, of so many elements, on all threads.
+template <typename from_t, typename to_t>
+void convert(const from_t* from, to_t* to, int64_t size) {
+  at::parallel_for(
+      0,
+      size,
+      grain_size(1) * kPackedPerNanosecond,
+      [&](int64_t begin, int64_t end) {
+        vectorized<ConvertRows<from_t, to_t>>(
+            {{from + begin, 0}, end - begin, {to + begin, 0}}, 0, 1);
+      });
+}
+
+// size elements in opmath_t: as they lie, or converted.
+template <typename scalar_t>
+class InOpmath {
+ public:
+  using opmath_t = at::opmath_type<scalar_t>;
+
+  InOpmath(const scalar_t* from, int64_t size) : copy_(kConverts ? size : 0) {
+    if constexpr (kConverts) {
+      convert(from, copy_.data(), size);
+      data_ = copy_.data();
+    } else {
+      data_ = from;
+    }
+  }
+
+  const opmath_t* data() const {
+    return data_;
+  }
+
+ private:
+  static constexpr bool kConverts = !std::is_same_v<scalar_t, opmath_t>;
+
+  const Scratch<opmath_t> copy_;
+  const opmath_t* data_;
+};
+
+// to [rows / 2, columns, 2] = from [rows, columns], with zeros beyond the rows.
+// begin and end count pairs. Copied by the bits, because loops that copy the
+// struct do not vectorise.
+struct PairRows {
+  Matrix<const c10::BFloat16> from;
+  int64_t rows;
+  int64_t columns;
+  Matrix<c10::BFloat16> to;
+
+  template <int64_t kBytes>
+  C10_ALWAYS_INLINE void run(int64_t begin, int64_t end) const {
+    for (int64_t pair = begin; pair < end; ++pair) {
+      const auto row = 2 * pair;
+      if (row + 1 < rows) {
+        one_pair<true>(from.row(row), from.row(row + 1), to.row(row));
+      } else if (row < rows) {
+        one_pair<false>(from.row(row), nullptr, to.row(row));
+      } else {
+        std::fill_n(to.row(row), 2 * columns, c10::BFloat16(0));
+      }
+    }
+  }
+
+ private:
+  template <bool kHasSecond>
+  C10_ALWAYS_INLINE void one_pair(
+      const c10::BFloat16* __restrict__ first,
+      const c10::BFloat16* __restrict__ second,
+      c10::BFloat16* __restrict__ to_row) const {
+    for (int64_t i = 0; i < columns; ++i) {
+      to_row[2 * i].x = first[i].x;
+      to_row[2 * i + 1].x = kHasSecond ? second[i].x : 0;
+    }
+  }
+};
+
+// The right operand of a product, [terms, columns], in panels of width columns
+// that lie one after the other: each is [terms, width], in the type and the
+// pairs that multiply() takes. What lies beyond terms is zero.
+template <typename T>
+class Panels {
+ public:
+  Panels(int64_t terms, int64_t columns, int64_t width)
+      : terms_(padded_terms<T>(terms)),
+        columns_(columns),
+        width_(width),
+        // Rows of an odd number of cache lines fall on all sets of a cache.
+        ld_(width >= kLine * 8 ? (width / kLine | 1) * kLine : width),
+        memory_(count() * ld_ * terms_) {}
+
+  int64_t count() const {
+    return columns_ == 0 ? 0 : at::divup(columns_, width_);
+  }
+
+  int64_t terms() const {
+    return terms_;
+  }
+
+  int64_t width() const {
+    return width_;
+  }
+
+  // The columns of a panel that are not padding.
+  int64_t columns(int64_t i) const {
+    return std::min(width_, columns_ - i * width_);
+  }
+
+  // From a term on.
+  Matrix<T> panel(int64_t i, int64_t term = 0) const {
+    return Matrix<T>{memory_.data() + i * ld_ * terms_, ld_}.part(term, 0);
+  }
+
+  // Copies terms [begin, end) of so many columns from a matrix with a row for
+  // each term. Rows that are not there become zero. Some rows go to all panels
+  // before the next ones, because processors fetch memory in advance where it
+  // is read along rows.
+  template <typename from_t>
+  void pack(
+      Matrix<const from_t> from,
+      int64_t rows,
+      int64_t columns,
+      int64_t begin,
+      int64_t end) const {
+    for (auto term = begin; term < end; term += kTermsAtOnce) {
+      const auto last = std::min(term + kTermsAtOnce, end);
+      for (int64_t i = 0; i * width_ < columns; ++i) {
+        const auto of_panel = from.part(0, i * width_);
+        const auto size = std::min(width_, columns - i * width_);
+        if constexpr (kPair<T> == 2) {
+          vectorized(
+              PairRows{of_panel, rows, size, panel(i)}, term / 2, last / 2);
+        } else {
+          vectorized(
+              ConvertRows<from_t, T>{of_panel, size, panel(i)},
+              term,
+              std::min(last, rows));
+        }
+      }
+    }
+  }
+
+  // The same for all terms and columns, on all threads.
+  template <typename from_t>
+  void pack_on_threads(Matrix<const from_t> from, int64_t rows) const {
+    at::parallel_for(
+        0,
+        at::divup(terms_, kTermsAtOnce),
+        grain_size(kTermsAtOnce * columns_ / kPackedPerNanosecond),
+        [&](int64_t begin, int64_t end) {
+          pack(
+              from,
+              rows,
+              columns_,
+              begin * kTermsAtOnce,
+              std::min(end * kTermsAtOnce, terms_));
+        });
+  }
+
+  // Copies terms [begin, end) from a matrix with a row for each column, to the
+  // columns of a panel from column on; first is the term of its first column.
+  template <typename from_t>
+  void pack_transposed(
+      int64_t i,
+      int64_t column,
+      int64_t first,
+      Matrix<const from_t> from,
+      int64_t rows,
+      int64_t padded,
+      int64_t begin,
+      int64_t end) const {
+    using P = std::conditional_t<kPair<T> == 2, Pair<from_t>, from_t>;
+    using Q = std::conditional_t<kPair<T> == 2, Pair<T>, T>;
+    constexpr auto pair = kPair<T>;
+    auto* to = panel(i, first).data + column * pair;
+    vectorized(
+        Transpose<P, Q>{
+            {reinterpret_cast<const P*>(from.data), from.ld / pair},
+            rows,
+            padded,
+            {reinterpret_cast<Q*>(to), ld_}},
+        begin / pair,
+        end / pair);
+  }
+
+ private:
+  static constexpr int64_t kTermsAtOnce = 16; // even, for pairs
+  static constexpr int64_t kLine = 16;
+
+  const int64_t terms_;
+  const int64_t columns_;
+  const int64_t width_;
+  const int64_t ld_;
+  const Scratch<T> memory_;
+};
+
+} // namespace lltm
