@@ -69,6 +69,8 @@ TRIED_ELSEWHERE = {
     "python -m pip install --no-build-isolation -e .",
     "python -m pytest",
     "python setup.py build_ext --inplace",
+    # The commands of a release, and one that no test may run.
+    *"".join(blocks(ROOT / "docs" / "release_your_own.md", "sh")).splitlines(),
 }
 
 
