@@ -29,7 +29,11 @@ CHOICES = {
 }
 # What a choice changes in texts that are not its own.
 CHANGES = {
-    "cmake": {r"setuptools(,?) wheel": r"scikit-build-core\1 cmake"},
+    "torch": {r'register\("(\w+)_forward"': r'register("\1"'},
+    "cmake": {
+        r"setuptools(,?) wheel": r"scikit-build-core\1 cmake",
+        "after make test": "after make test and pip install scikit-build-core",
+    },
     "triton": {
         '"numpy"': """"numpy", "triton; sys_platform == 'linux'\"""",
         r" \(and a CUDA toolkit, if the GPU is to be used\)": "",
@@ -144,7 +148,7 @@ def create(
                 )
     (output / TEMPLATE_NAME).rename(output / name)
     for path in filter(Path.is_file, output.rglob("*")):
-        text = changed(path.read_text("utf-8").replace(TEMPLATE_NAME, name), build, kernel)
+        text = changed(path.read_text("utf-8").replace(TEMPLATE_NAME, name), abi, build, kernel)
         if signed is not None:
             text = text.replace(TEMPLATE_AUTHOR, json.dumps(signed, ensure_ascii=False))
         path.write_text(text, "utf-8")
@@ -172,15 +176,16 @@ def main(arguments: list[str] | None = None) -> None:
         create(name, output, options.abi, options.build, options.kernel, signed)
     except (OSError, ValueError) as error:
         parser.exit(2, f"error: OUTPUT={given} cannot be written: {error}\n")
-    needed = changed("torch, setuptools, wheel, ninja and pytest", options.build)
-    print(
-        f"The package {name} is in {given}. Activate an environment with {needed} "
-        "(this checkout's, after make test: . .venv/bin/activate), and go on with:\n\n"
+    said = (
+        f"The package {name} is in {given}. Activate an environment with torch, setuptools, wheel, "
+        "ninja and pytest (this checkout's, after make test: . .venv/bin/activate), and go on "
+        "with:\n\n"
         f"  cd {shlex.quote(given)}\n"
         "  python -m pip install --no-build-isolation -e .\n"
         "  python -m pytest\n\n"
         "docs/start_your_own.md says what to change first."
     )
+    print(changed(said, options.build))
     if signed is None:
         print("No author was found: replace Your Name in pyproject.toml.")
 

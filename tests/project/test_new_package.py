@@ -209,10 +209,10 @@ def test_commands_of_a_release(form, built, shell):
     for tool in ("auditwheel", "abi3audit", "torch_abi_audit", "twine"):
         pytest.importorskip(tool, reason="needs the extra template")
     commands, upload = blocks(ROOT / "docs" / "release_your_own.md", "sh")
-    assert upload == "twine upload wheelhouse/*\n"
+    assert upload == "twine upload dist/*\n"
     said = shell(commands.replace("my_ops", NAME), built[0])
     assert "PASSED" in said and "STABLE" in said
-    (wheel,) = (built[0] / "wheelhouse").iterdir()
+    (wheel,) = (built[0] / "dist").iterdir()
     assert "-manylinux_2_" in wheel.name
 
 

@@ -1,4 +1,4 @@
-"""All tests once more, with the kernels of Triton on the CPU, where Triton interprets them."""
+"""What can be known of Triton's kernels without a GPU. With one, all tests call them."""
 
 import os
 import subprocess
@@ -7,12 +7,13 @@ import sys
 import pytest
 from test_swiglu import arguments, swiglu
 
+triton = pytest.importorskip("triton")
 interpreted = os.environ.get("TRITON_INTERPRET") == "1"
 
 
-@pytest.mark.skipif(interpreted, reason="runs the others")
+@pytest.mark.skipif(interpreted, reason="this test starts the interpreter")
 def test_the_interpreter():
-    pytest.importorskip("triton")
+    """All tests pass with the kernels on the CPU."""
     environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-m", "pytest", "-q", os.path.dirname(__file__)]
     result = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -26,3 +27,18 @@ def test_kernels_are_called(monkeypatch):
     monkeypatch.delattr(_triton, "launch")
     with pytest.raises(NameError, match="launch"):
         swiglu(*arguments())
+
+
+@pytest.mark.skipif(interpreted, reason="the interpreter compiles nothing")
+@pytest.mark.parametrize("kernel", ["forward", "backward"])
+@pytest.mark.parametrize("dtype", ["fp64", "fp32", "bf16", "fp16"])
+def test_the_compiler(kernel, dtype):
+    """It compiles for GPUs of NVIDIA and of AMD."""
+    from my_ops import _triton
+
+    kernel = getattr(_triton, kernel)
+    types = {name: f"*{dtype}" for name in kernel.arg_names}
+    types |= {"size": "i64", "BLOCK": "constexpr"}
+    source = triton.compiler.ASTSource(kernel, types, {"BLOCK": _triton.BLOCK})
+    for target in (("cuda", 80, 32), ("hip", "gfx942", 64)):
+        triton.compile(source, triton.backends.compiler.GPUTarget(*target))

@@ -1,9 +1,0 @@
-# The kernels for GPUs, unless there is no Triton: a torch for the CPU brings none.
-try:
-    from my_ops import _triton
-except ModuleNotFoundError as error:
-    if error.name != "triton":
-        raise
-else:
-    _triton.register("swiglu", _triton.forward)
-    _triton.register("swiglu_backward", _triton.backward)
