@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 # What all packages have is in both, and a folder for each choice has the rest.
-TEMPLATE = ROOT / "examples" / "book" / "11_package"
+TEMPLATE = ROOT / "examples" / "book" / "13_package"
 TEMPLATE_NAME = "my_ops"
 TEMPLATE_AUTHOR = '"Your Name"'
 # The first of each is the default.

@@ -127,7 +127,7 @@ def tables(monkeypatch):
 def test_documented_figures_are_the_measured_ones(tables):
     assert tables.markdown(tables.front_page()) in (ROOT / "README.md").read_text()
     assert tables.markdown(tables.summary()) in (ROOT / "docs" / "performance.md").read_text()
-    chapter = ROOT / "docs" / "book" / "11_package.md"
+    chapter = ROOT / "docs" / "book" / "13_package.md"
     assert tables.markdown(tables.autograd()) in chapter.read_text()
     for table in (tables.packed(), tables.swept()):
         assert tables.markdown(table) in (figures.DOCUMENTED / "README.md").read_text()
