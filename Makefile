@@ -90,10 +90,12 @@ bench: $(BUILT)  ## time cell and layer, and PyTorch's own; BENCH=lengths, memor
 book: $(BUILT) $(if $(filter 11,$(CHAPTER)),$(EXTRAS))  ## a chapter of the book: its test fails, then passes; CHAPTER=1 to 12
 	$(PYTHON) examples/book/run.py $(CHAPTER)
 
-new:  ## start a package of your own operators; NAME=my_ops OUTPUT=../my_ops ABI=torch AUTHOR=
+new:  ## start a package of your own operators; NAME=my_ops OUTPUT=../my_ops ABI=torch BUILD=cmake KERNEL=triton AUTHOR=
 	@$(BASE_PYTHON) examples/new_package.py $(if $(filter command,$(origin NAME)),--name="$$NAME") \
 		$(if $(filter command,$(origin OUTPUT)),--output="$$OUTPUT") \
 		$(if $(filter command,$(origin ABI)),--abi="$$ABI") \
+		$(if $(filter command,$(origin BUILD)),--build="$$BUILD") \
+		$(if $(filter command,$(origin KERNEL)),--kernel="$$KERNEL") \
 		$(if $(filter command,$(origin AUTHOR)),--author="$$AUTHOR")
 
 docs: $(EXTRAS)  ## the documentation as a site with search, in build/docs

@@ -1,7 +1,7 @@
 """Starts a package of operators: copies the one of the book's last chapter under another name.
 
 `make new NAME=my_ops OUTPUT=../my_ops` runs this. docs/start_your_own.md says which ABI to choose,
-and what to change then.
+and what to change then; docs/release_your_own.md has the other choices.
 """
 
 import argparse
@@ -17,10 +17,28 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# What both packages have, and a folder for each ABI.
+# What all packages have is in both, and a folder for each choice has the rest.
 TEMPLATE = ROOT / "examples" / "book" / "13_package"
 TEMPLATE_NAME = "my_ops"
 TEMPLATE_AUTHOR = '"Your Name"'
+# The first of each is the default.
+CHOICES = {
+    "abi": ["stable", "torch"],
+    "build": ["setuptools", "cmake"],
+    "kernel": ["cuda", "triton"],
+}
+# What a choice changes in texts that are not its own.
+CHANGES = {
+    "torch": {r'register\("(\w+)_forward"': r'register("\1"'},
+    "cmake": {
+        r"setuptools(,?) wheel": r"scikit-build-core\1 cmake",
+        "after make test": "after make test and pip install scikit-build-core",
+    },
+    "triton": {
+        '"numpy"': """"numpy", "triton; sys_platform == 'linux'\"""",
+        r" \(and a CUDA toolkit, if the GPU is to be used\)": "",
+    },
+}
 
 # What torch calls operators or attributes of torch.ops, the namespaces of C++ that the sources
 # need, this project, and, in lower case, as some file systems see them, the package's folders.
@@ -84,7 +102,31 @@ def author() -> str | None:
         return None
 
 
-def create(name: str, output: Path, abi: str = "stable", signed: str | None = None) -> None:
+def join(source: str, target: str) -> None:
+    """Copies a file, or adds it to one of that name from another folder."""
+    text = Path(source).read_text("utf-8")
+    path = Path(target)
+    if path.exists():
+        gap = "\n\n" if path.suffix == ".py" else "\n"
+        text = path.read_text("utf-8") + gap + text
+    path.write_text(text, "utf-8")
+
+
+def changed(text: str, *choices: str) -> str:
+    for choice in choices:
+        for old, new in CHANGES.get(choice, {}).items():
+            text = re.sub(old, new, text)
+    return text
+
+
+def create(
+    name: str,
+    output: Path,
+    abi: str = "stable",
+    build: str = "setuptools",
+    kernel: str = "cuda",
+    signed: str | None = None,
+) -> None:
     """Writes the package of that name into a folder, which is new or empty.
 
     Raises:
@@ -95,14 +137,18 @@ def create(name: str, output: Path, abi: str = "stable", signed: str | None = No
         raise ValueError("ninja builds in no path with $, : or the end of a line")
     if output.is_dir() and any(output.iterdir()):
         raise ValueError("expected a new or an empty folder")
-    # What a build has left there.
+    # What a build has left there, and kernels in CUDA unless they are wanted.
     patterns = (TEMPLATE / "both" / ".gitignore").read_text().replace("/", "").split()
-    for folder in ("both", f"{abi}_abi"):
-        ignored = shutil.ignore_patterns(*patterns)
-        shutil.copytree(TEMPLATE / folder, output, ignore=ignored, dirs_exist_ok=True)
+    ignored = shutil.ignore_patterns(*patterns, *["cuda"] * (kernel != "cuda"))
+    for choice in (f"{build}_build", ".", f"{kernel}_kernel"):
+        for folder in (TEMPLATE / choice / "both", TEMPLATE / choice / f"{abi}_abi"):
+            if folder.is_dir():
+                shutil.copytree(
+                    folder, output, ignore=ignored, copy_function=join, dirs_exist_ok=True
+                )
     (output / TEMPLATE_NAME).rename(output / name)
     for path in filter(Path.is_file, output.rglob("*")):
-        text = path.read_text("utf-8").replace(TEMPLATE_NAME, name)
+        text = changed(path.read_text("utf-8").replace(TEMPLATE_NAME, name), abi, build, kernel)
         if signed is not None:
             text = text.replace(TEMPLATE_AUTHOR, json.dumps(signed, ensure_ascii=False))
         path.write_text(text, "utf-8")
@@ -114,7 +160,8 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--name", default="", help="of package and namespace")
     parser.add_argument("--output", default="", help="a new folder; ../NAME unless given")
-    parser.add_argument("--abi", choices=["stable", "torch"], default="stable")
+    for choice, values in CHOICES.items():
+        parser.add_argument(f"--{choice}", choices=values, default=values[0])
     parser.add_argument("--author", default="", help="git's user.name unless given")
     options = parser.parse_args(arguments)
     name = options.name
@@ -126,12 +173,12 @@ def main(arguments: list[str] | None = None) -> None:
     output = Path(given).expanduser().resolve()
     signed = options.author or author()
     try:
-        create(name, output, options.abi, signed)
+        create(name, output, options.abi, options.build, options.kernel, signed)
     except (OSError, ValueError) as error:
         parser.exit(2, f"error: OUTPUT={given} cannot be written: {error}\n")
     if shutil.which("git"):
         subprocess.run(["git", "init", "--quiet", output], check=True)
-    print(
+    said = (
         f"The package {name} is in {given}. Activate an environment with torch, setuptools, wheel, "
         "ninja and pytest (this checkout's, after make test: . .venv/bin/activate), and go on "
         "with:\n\n"
@@ -140,6 +187,7 @@ def main(arguments: list[str] | None = None) -> None:
         "  python -m pytest\n\n"
         "docs/start_your_own.md says what to change first."
     )
+    print(changed(said, options.build))
     if signed is None:
         print("No author was found: replace Your Name in pyproject.toml.")
 

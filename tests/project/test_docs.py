@@ -68,6 +68,8 @@ TRIED_ELSEWHERE = {
     "cd ../my_ops",
     "python -m pip install --no-build-isolation -e .",
     "python -m pytest",
+    # The commands of a release, and one that no test may run.
+    *"".join(blocks(ROOT / "docs" / "release_your_own.md", "sh")).splitlines(),
 }
 
 

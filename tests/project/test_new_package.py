@@ -1,5 +1,5 @@
-"""make new: what it writes is built, tested and packed as its user does it, once with the stable
-ABI and once for one torch. The templates' own tests say that the operators are right."""
+"""make new: what it writes is built, tested and packed as its user does it, with each choice of
+ABI, build and kernels. The templates' own tests say that the operators are right."""
 
 import os
 import platform
@@ -10,7 +10,9 @@ import sys
 import venv
 import zipfile
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -20,12 +22,27 @@ from torch.utils.cpp_extension import CUDA_HOME
 NAME = "gated_layers"
 MINOR = ".".join(torch.__version__.split(".")[:2])
 CUDA = (torch.version.cuda or "").split(".")[0]
-LIBRARIES = {
-    "stable": ["_C", *([f"_C_cuda{CUDA}"] if CUDA and CUDA_HOME else [])],
-    "torch": [f"_C_torch{MINOR.replace('.', '_')}"],
-}
-each_abi = pytest.mark.parametrize("abi", LIBRARIES)
 AUTHOR = 'Ada "Countess" Lövelace'
+
+
+class Form(NamedTuple):
+    """What make new lets its user choose."""
+
+    abi: str = "stable"
+    build: str = "setuptools"
+    kernel: str = "cuda"
+
+    @property
+    def libraries(self):
+        if self.abi == "torch":
+            return [f"_C_torch{MINOR.replace('.', '_')}"]
+        return ["_C", *[f"_C_cuda{CUDA}"] * bool(CUDA and CUDA_HOME and self.kernel == "cuda")]
+
+
+CHOICES = program(ROOT / "examples" / "new_package.py").CHOICES
+FORMS = [Form(*choices) for choices in product(*CHOICES.values())]
+each_abi = pytest.mark.parametrize("abi", CHOICES["abi"])
+each_form = pytest.mark.parametrize("form", FORMS, ids="-".join)
 
 
 @pytest.fixture
@@ -34,14 +51,12 @@ def new_package():
     return program(ROOT / "examples" / "new_package.py")
 
 
-def compiles(test):
-    """Slow, and one after the other: they share the package that was built."""
-    return pytest.mark.slow(pytest.mark.xdist_group("new_package")(test))
+compiles = pytest.mark.slow
 
 
 def environment(**variables):
     """That of this process, but for what points to this project."""
-    ours = ("PYTHONPATH", *OF_MAKE, "NAME", "OUTPUT", "ABI")
+    ours = ("PYTHONPATH", *OF_MAKE, "NAME", "OUTPUT", "ABI", "BUILD", "KERNEL")
     return {k: v for k, v in os.environ.items() if k not in ours} | variables
 
 
@@ -74,17 +89,28 @@ def shell(tmp_path_factory):
     return run
 
 
-@pytest.fixture(scope="module", params=LIBRARIES)
-def abi(request):
+def grouped(form):
+    """The tests of a form run one after the other: they share the package that was built."""
+    name = "-".join(form)
+    return pytest.param(form, id=name, marks=pytest.mark.xdist_group(name))
+
+
+@pytest.fixture(scope="module", params=map(grouped, FORMS))
+def form(request):
+    needed = {"cmake": "scikit_build_core", "triton": "triton"}
+    for choice in request.param:
+        if choice in needed:
+            pytest.importorskip(needed[choice], reason="needs the extra book")
     return request.param
 
 
 @pytest.fixture(scope="module")
-def made(abi, tmp_path_factory):
+def made(form, tmp_path_factory):
     """Folder of a package that make new wrote, and what it printed."""
-    output = tmp_path_factory.mktemp(f"made with {abi}") / NAME
+    output = tmp_path_factory.mktemp("made with") / NAME
     arguments = [f"NAME={NAME}", f"OUTPUT={output}", f"AUTHOR={AUTHOR}"]
-    result = make_new(*arguments, *[f"ABI={abi}"] * (abi != "stable"))
+    chosen = zip(("ABI", "BUILD", "KERNEL"), form, Form(), strict=True)
+    result = make_new(*arguments, *[f"{name}={v}" for name, v, default in chosen if v != default])
     assert result.returncode == 0, result.stderr
     return output, result.stdout
 
@@ -145,18 +171,21 @@ def test_is_imported_in_another_folder(built, shell, tmp_path):
 
 
 @compiles
-def test_wheel_works_where_nothing_else_is(abi, wheel, tmp_path):
-    use = USE.replace("torch.jit.script, ", "") if abi == "stable" else USE
-    build, requirement, modules = {
-        "stable": ("", "torch>=2.11", ["_autograd.py"]),
-        "torch": (f"-{MINOR}", f"torch=={MINOR}.*", []),
-    }[abi]
-    assert re.fullmatch(rf"{NAME}-0\.1\.0{re.escape(build)}-cp310-abi3-linux_\w+\.whl", wheel.name)
+def test_wheel_works_where_nothing_else_is(form, wheel, tmp_path):
+    stable = form.abi == "stable"
+    use = USE.replace("torch.jit.script, ", "") if stable else USE
+    requirement = "torch>=2.11" if stable else f"torch=={MINOR}.*"
+    if form.build == "cmake":
+        tag = "-py3-none"
+    else:
+        tag = "-cp310-abi3" if stable else f"-{MINOR}-cp310-abi3"
+    assert re.fullmatch(rf"{NAME}-0\.1\.0{re.escape(tag)}-linux_\w+\.whl", wheel.name)
     with zipfile.ZipFile(wheel) as content:
         names = content.namelist()
         metadata = content.read(next(name for name in names if name.endswith("METADATA"))).decode()
         content.extractall(tmp_path / "installed")
-    libraries = [f"{library}.abi3.so" for library in LIBRARIES[abi]]
+    libraries = [f"{library}.abi3.so" for library in form.libraries]
+    modules = ["_autograd.py"] * stable + ["_triton.py"] * (form.kernel == "triton")
     assert {name for name in names if "dist-info" not in name} == {
         f"{NAME}/{name}"
         for name in (*libraries, *modules, "__init__.py", "_library.py", "py.typed")
@@ -164,7 +193,7 @@ def test_wheel_works_where_nothing_else_is(abi, wheel, tmp_path):
     assert {f"Requires-Dist: {requirement}", f"Author: {AUTHOR}"} <= set(metadata.splitlines())
     (tmp_path / "empty").mkdir()
     executables = [sys.executable]
-    if abi == "stable":  # each torch of this checkout: make compat makes environments of several
+    if stable:  # each torch of this checkout: make compat makes environments of several
         others = [str(path) for path in ROOT.glob(".venv*/bin/python")]
         executables += [
             path for path in others if not python("import torch", "/", executable=path)[0]
@@ -175,12 +204,26 @@ def test_wheel_works_where_nothing_else_is(abi, wheel, tmp_path):
 
 
 @compiles
-def test_libraries_ask_for_no_python_and_no_openmp_of_their_own(abi, built):
-    for name in LIBRARIES[abi]:
+def test_commands_of_a_release(form, built, shell):
+    if form.abi == "torch":
+        pytest.skip("torch-abi-audit refuses it")
+    for tool in ("auditwheel", "abi3audit", "torch_abi_audit", "twine"):
+        pytest.importorskip(tool, reason="needs the extra book")
+    commands, upload = blocks(ROOT / "docs" / "release_your_own.md", "sh")
+    assert upload == "twine upload dist/*\n"
+    said = shell(commands.replace("my_ops", NAME), built[0])
+    assert "PASSED" in said and "STABLE" in said
+    (wheel,) = (built[0] / "dist").iterdir()
+    assert "-manylinux_2_" in wheel.name
+
+
+@compiles
+def test_libraries_ask_for_no_python_and_no_openmp_of_their_own(form, built):
+    for name in form.libraries:
         library = built[0] / NAME / f"{name}.abi3.so"
         undefined = printed("nm", "--dynamic", "--undefined-only", library)
         assert not re.search(r" _?Py[A-Z_]", undefined)
-        if abi == "stable":  # torch's functions of C, and none of its C++: these keep their names
+        if form.abi == "stable":  # torch's functions of C, and none of C++: these keep their names
             assert " torch_library_impl\n" in undefined
             assert not re.search(r" _ZN?K?(2at|3c10|5torch)", undefined)
         else:
@@ -192,10 +235,10 @@ def test_libraries_ask_for_no_python_and_no_openmp_of_their_own(abi, built):
 
 @compiles
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="needs an exp of vectors of glibc")
-def test_exp_is_computed_in_vectors(abi, built):
+def test_exp_is_computed_in_vectors(form, built):
     if "Free Software Foundation" not in printed(CXX, "--version"):
         pytest.skip("needs gcc")
-    library = built[0] / NAME / f"{LIBRARIES[abi][0]}.abi3.so"
+    library = built[0] / NAME / f"{form.libraries[0]}.abi3.so"
     calls = set(re.findall(r"_ZGV\w+", printed("nm", "--dynamic", library)))
     assert {"_ZGVeN16v_expf", "_ZGVdN8v_expf", "_ZGVbN4v_expf"} <= calls
 
@@ -223,12 +266,13 @@ def test_a_second_build_compiles_only_what_changed(built, shell):
     assert before and objects() == before
 
 
+@each_abi
 def test_what_it_says_of_a_library_that_is_missing_or_does_not_load(new_package, abi, tmp_path):
     new_package.create(NAME, tmp_path / "new", abi)
     status, said = python(f"import {NAME}", tmp_path, tmp_path / "new")
     assert status == 1
     assert re.search(r"ImportError: .* but got none: build it with `pip install", said), said
-    broken = tmp_path / "new" / NAME / f"{LIBRARIES[abi][0]}.abi3.so"
+    broken = tmp_path / "new" / NAME / f"{Form(abi).libraries[0]}.abi3.so"
     source = "int gone_from_torch(void); int call(void) { return gone_from_torch(); }"
     command = [CXX, "-shared", "-fPIC", "-x", "c", "-", "-o", str(broken)]
     subprocess.run(command, input=source, text=True, check=True)
@@ -237,18 +281,14 @@ def test_what_it_says_of_a_library_that_is_missing_or_does_not_load(new_package,
     assert re.search(r"does not load with torch \S+ \(.*undefined symbol: gone_from_t", said)
 
 
-@each_abi
+@each_form
 @pytest.mark.parametrize("name", ["ops", NAME, "Transformer2_ops"])
-def test_only_the_new_name_is_in_it(new_package, abi, name, tmp_path):
-    new_package.create(name, tmp_path / "new", abi)
-    lines = 0
+def test_only_the_new_name_is_in_it(new_package, form, name, tmp_path):
+    new_package.create(name, tmp_path / "new", *form)
     for path in filter(Path.is_file, (tmp_path / "new").rglob("*")):
         text = path.read_text()
-        if path.parent != tmp_path / "new" and path.suffix in (".py", ".h", ".cpp", ".cu"):
-            lines += text.count("\n")
         for word in ("my_ops", "lltm"):
             assert word not in f"{path.relative_to(tmp_path)} {text}".lower(), path
-    assert 0 < lines <= 760
     assert (tmp_path / "new" / name / "_library.py").is_file()
 
 
@@ -257,6 +297,39 @@ def test_its_linters_are_those_of_this_project():
     ours = [re.search(rf"{name}==(\S+)", makefile)[1] for name in ("ruff", "clang-format")]
     hooks = ROOT / "examples" / "book" / "13_package" / "both" / ".pre-commit-config.yaml"
     assert re.findall(r"rev: v(\S+)", hooks.read_text()) == ours
+
+
+@each_form
+def test_forms_are_short_and_have_nothing_of_each_other(new_package, form, tmp_path):
+    new_package.create(NAME, tmp_path, *form)
+    texts = {path: path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
+    code = [
+        text
+        for path, text in texts.items()
+        if path.parent != tmp_path and path.suffix in (".py", ".h", ".cpp", ".cu")
+    ]
+    assert 0 < "".join(code).count("\n") <= (760 if form.kernel == "cuda" else 800)
+    text = "".join(texts.values())
+    assert ("setuptools" in text) == (form.build == "setuptools")
+    assert ("scikit" in text) == (form.build == "cmake")
+    assert ("CUDA toolkit" in text) == (form.kernel == "cuda")
+    assert ("triton" in text) == (form.kernel == "triton")
+
+
+@pytest.mark.slow
+@each_abi
+def test_the_workflow_and_its_settings_are_valid(new_package, abi, tmp_path):
+    """check-jsonschema knows what a workflow may have, and cibuildwheel what its table may have."""
+    for tool in ("check_jsonschema", "cibuildwheel"):
+        pytest.importorskip(tool, reason="needs the extra book")
+    new_package.create(NAME, tmp_path, abi)
+    workflow = tmp_path / ".github" / "workflows" / "ci.yml"
+    check = ["-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", workflow]
+    printed(sys.executable, *check)
+    for system in ("linux", "macos", "windows"):
+        settings = ["-m", "cibuildwheel", "--platform", system, "--print-build-identifiers"]
+        (wheel,) = printed(sys.executable, *settings, tmp_path).splitlines()
+        assert wheel.startswith("cp312-")
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,13 @@ def load() -> None:
     """Makes ``torch.ops.my_ops`` live, or raises an ImportError that says why not."""
     folder = Path(__file__).parent
     build = "build it with `pip install --no-build-isolation .`"
-    libraries = list(folder.glob("_C.*so"))
+    libraries = list(folder.glob("_C.*"))
     if not libraries:
         expected = f"expected a library _C in {folder}"
         raise ImportError(f"my_ops: {expected}, but got none: {build}")
     if torch.version.cuda is not None:
         # One for each major version of CUDA. Without it, the operators have no kernel for a GPU.
-        libraries += folder.glob(f"_C_cuda{torch.version.cuda.split('.')[0]}.*so")
+        libraries += folder.glob(f"_C_cuda{torch.version.cuda.split('.')[0]}.*")
     for library in libraries:
         try:
             torch.ops.load_library(library)

@@ -5,7 +5,7 @@
 #include <numeric>
 #include <vector>
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__)
 // gcc makes vectors of a loop around exp if it knows that glibc has an exp of vectors. It compiles
 // the loop for three kinds of processors, and each takes its own at run time.
 extern "C" {

@@ -20,13 +20,18 @@ except ModuleNotFoundError:
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 # By its path: importing the package would load the library that is to be built.
 library = runpy.run_path("my_ops/_library.py")
-cuda = torch.version.cuda is not None and cpp_extension.CUDA_HOME is not None
+cuda_sources = glob("csrc/cuda/*.cu")
+cuda = bool(cuda_sources and torch.version.cuda and cpp_extension.CUDA_HOME)
 print(f"my_ops: torch {torch.__version__}, {'with' if cuda else 'without'} CUDA kernels")
 if cuda and not torch.cuda.is_available():  # else torch asks the GPU what to compile for
     os.environ.setdefault("TORCH_CUDA_ARCH_LIST", "8.0;9.0+PTX")
-sources = glob("csrc/*.cpp") + glob("csrc/cpu/*.cpp") + glob("csrc/cuda/*.cu") * cuda
-# The linker gets no -fopenmp, for torch brings the runtime. -fno-math-errno: for vectors of exp.
-cxx_flags = ["-O3", "-g0", "-Wall", "-fopenmp", "-fno-math-errno"]
+sources = glob("csrc/*.cpp") + glob("csrc/cpu/*.cpp") + cuda_sources * cuda
+unix = os.name != "nt"  # else MSVC, which takes other flags, and optimizes without one
+origin = "@loader_path" if sys.platform == "darwin" else "$ORIGIN"
+# -fno-math-errno: for vectors of exp.
+cxx_flags = ["-O3", "-g0", "-Wall", "-fno-math-errno"] * unix
+if sys.platform == "linux":
+    cxx_flags.append("-fopenmp")  # not for the linker, for torch brings the runtime
 
 
 class BuildExtension(cpp_extension.BuildExtension):
@@ -42,7 +47,7 @@ setup(
             f"my_ops.{library['NAME']}",
             sorted(sources),
             extra_compile_args={"cxx": cxx_flags, "nvcc": ["-O3"]},
-            extra_link_args=["-Wl,-rpath,$ORIGIN/../torch/lib"],
+            extra_link_args=[f"-Wl,-rpath,{origin}/../torch/lib"] * unix,
             py_limited_api=True,
         )
     ],

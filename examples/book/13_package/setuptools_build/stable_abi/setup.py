@@ -17,12 +17,15 @@ except ModuleNotFoundError:
 
 # pip puts ninja beside python, which need not be on PATH.
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-cuda = torch.version.cuda is not None and cpp_extension.CUDA_HOME is not None
+cuda_sources = glob("csrc/cuda/*.cu")
+cuda = bool(cuda_sources and torch.version.cuda and cpp_extension.CUDA_HOME)
 print(f"my_ops: torch {torch.__version__}, {'with' if cuda else 'without'} CUDA kernels")
 if cuda and not torch.cuda.is_available():  # else torch asks the GPU what to compile for
     os.environ.setdefault("TORCH_CUDA_ARCH_LIST", "8.0;9.0+PTX")
 # The headers of any torch, but of them only what 2.11 has, which each later torch keeps.
-flags = ["-O3", "-DTORCH_TARGET_VERSION=0x020b000000000000"]
+flags = ["-DTORCH_TARGET_VERSION=0x020b000000000000"]
+unix = os.name != "nt"  # else MSVC, which takes other flags, and optimizes without one
+origin = "@loader_path" if sys.platform == "darwin" else "$ORIGIN"
 
 
 def library(extension, name, sources):
@@ -31,10 +34,10 @@ def library(extension, name, sources):
         sorted(sources),
         extra_compile_args={
             # -fno-math-errno: for vectors of exp.
-            "cxx": [*flags, "-g0", "-Wall", "-fno-math-errno"],
-            "nvcc": [*flags, "-DUSE_CUDA"],
+            "cxx": [*flags, *["-O3", "-g0", "-Wall", "-fno-math-errno"] * unix],
+            "nvcc": [*flags, "-O3", "-DUSE_CUDA"],
         },
-        extra_link_args=["-Wl,-rpath,$ORIGIN/../torch/lib"],
+        extra_link_args=[f"-Wl,-rpath,{origin}/../torch/lib"] * unix,
         py_limited_api=True,
     )
 
@@ -43,7 +46,7 @@ libraries = [library(cpp_extension.CppExtension, "_C", glob("csrc/*.cpp") + glob
 if cuda:
     # A library of its own, for it asks for parts of torch that a torch for the CPU lacks.
     name = f"_C_cuda{torch.version.cuda.split('.')[0]}"
-    libraries.append(library(cpp_extension.CUDAExtension, name, glob("csrc/cuda/*.cu")))
+    libraries.append(library(cpp_extension.CUDAExtension, name, cuda_sources))
 
 
 class BuildExtension(cpp_extension.BuildExtension):
