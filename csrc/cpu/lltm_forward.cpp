@@ -26,9 +26,9 @@ namespace lltm {
 
 namespace {
 
-// So many rows of the batch are multiplied without packing them, in dot
-// products. So are rows beyond whole registers, if they fill half a register at
-// most. Pairs are always packed.
+// So many rows of the batch are copied as rows [old_h, input], and dot()
+// multiplies them. So are the rows beyond whole registers, if they fill half a
+// register or less. oneDNN gets all of its rows packed.
 constexpr int64_t kFewRows = 8;
 // Hidden units of a block, at most.
 constexpr int64_t kMaxUnits = 128;
@@ -38,9 +38,8 @@ constexpr int64_t kMaxUnitsOfFewRows = 48;
 constexpr int64_t kFeaturesAtOnce = 512;
 
 // Computes products.T = weights @ [old_h, input].T, in blocks of hidden units.
-// Weights are read as they lie, or converted. The batch is packed in panels,
-// and a rest of its rows lies as it is. The gates of a block are computed while
-// its products are in the cache.
+// Weights are read as they lie, or converted; they are the left operand. The
+// gates of a block are computed while its products are in the cache.
 template <typename scalar_t, typename gemm_t>
 class Forward {
  public:
@@ -60,6 +59,7 @@ class Forward {
         at::divup(a_.sizes.state_size, units_) * panel_blocks,
         grain_size(nanoseconds_of(units_) / panel_blocks),
         [&](int64_t begin, int64_t end) {
+          const ProductGuard<gemm_t> guard;
           const Scratch<opmath_t> products(
               kGates * units_ * panels_at_once_ * batch_.width());
           const Scratch<opmath_t> rest_products(kGates * ld_rest_ * rest_rows_);
@@ -77,7 +77,6 @@ class Forward {
                  .rest_products = rest_products.data(),
                  .converted = converted.data()});
           }
-          release_product<gemm_t>();
         });
   }
 
@@ -241,11 +240,11 @@ class Forward {
            .B = batch_.panel(panel, k),
            .C = products_of(block, units, panel, first_gate),
            .accumulate = k > 0,
-           .few_rows = false,
+           .several_chains = false,
            .chain = kFeaturesAtOnce});
     }
     if constexpr (kPair<gemm_t> == 1) {
-      for (int64_t i = 0; i < gates; ++i) {
+      for (int64_t i = 0; block.rest_rows > 0 && i < gates; ++i) {
         dot<gemm_t>( // A @ B.T, so here the weights are B
             {.M = block.rest_rows,
              .N = units,

@@ -2,8 +2,8 @@
 
 #include "cpu/lltm_gates_backward.h"
 #include "cpu/lltm_gradients.h"
-#include "cpu/lltm_sequence_recurrence.h"
 #include "cpu/lltm_sequence_states.h"
+#include "cpu/lltm_sequence_team.h"
 #include "cpu/primitives/panels.h"
 #include "cpu/primitives/scratch.h"
 #include "ops/lltm_sequence_steps.h"
@@ -71,8 +71,8 @@ class BackwardRecurrence {
   // d_gates [chunk.rows, gate_units], with zeros up to padded_terms().
   void run(const SequenceChunk& chunk, Matrix<gemm_t> d_gates) const {
     team_.run([&](int64_t begin, int64_t end, Barrier& barrier) {
+      const ProductGuard<gemm_t> guard;
       run(chunk, d_gates, begin, end, barrier);
-      release_product<gemm_t>();
     });
   }
 
@@ -159,7 +159,7 @@ class BackwardRecurrence {
            .B = weights_.panel(panel),
            .C = d_h.part(rows.begin, unit),
            .accumulate = false,
-           .few_rows = a_.sizes.batch <= 2});
+           .several_chains = a_.sizes.batch <= 2});
     });
   }
 

@@ -1,6 +1,6 @@
 #include "cpu/lltm_forward.h"
-#include "cpu/lltm_sequence_recurrence.h"
 #include "cpu/lltm_sequence_states.h"
+#include "cpu/lltm_sequence_team.h"
 #include "cpu/primitives/dot.h"
 #include "cpu/primitives/panels.h"
 #include "cpu/primitives/scratch.h"
@@ -108,8 +108,8 @@ class SequenceForward {
 
   void run() const {
     team_.run([&](int64_t begin, int64_t end, Barrier& barrier) {
+      const ProductGuard<gemm_t> guard;
       run(begin, end, barrier);
-      release_product<gemm_t>();
     });
   }
 

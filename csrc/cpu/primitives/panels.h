@@ -266,9 +266,9 @@ class Panels {
   }
 
   // Copies terms [begin, end) of so many columns from a matrix with a row for
-  // each term. Rows that are not there become zero. Some rows go to all panels
-  // before the next ones, because processors fetch memory in advance where it
-  // is read along rows.
+  // each term. Pairs beyond the last row become zero. Some rows go to all
+  // panels before the next ones, because processors fetch memory in advance
+  // where it is read along rows.
   template <typename from_t>
   void pack(
       Matrix<const from_t> from,

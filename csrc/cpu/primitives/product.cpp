@@ -115,7 +115,7 @@ struct Multiply {
     const auto C = p.C.part(row, column);
     const bool accumulate = p.accumulate || k > 0;
     if constexpr (kRows <= 2) {
-      if (p.few_rows) {
+      if (p.several_chains) {
         return tile<T, kBytes, kRows, kVectors, 4 / kRows, kWhole>(
             terms, A, B, C, columns, accumulate);
       }

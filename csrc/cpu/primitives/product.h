@@ -17,7 +17,7 @@ constexpr int64_t kFewTerms = 32;
 
 // C [M, N] = A @ B, or C += A @ B, on the calling thread, in float or double.
 // B is a panel, or lies as it is. A result does not depend on how a product is
-// divided, if few_rows is that of the whole product.
+// divided, if several_chains is the same for all parts.
 template <typename T>
 struct Product {
   int64_t M;
@@ -29,7 +29,7 @@ struct Product {
   bool accumulate;
   // One row or two have too few sums to hide the latency of an addition, so
   // each sum has several chains.
-  bool few_rows = M <= 2;
+  bool several_chains = M <= 2;
   int64_t chain = kTermsOfAChain;
 };
 

@@ -78,6 +78,7 @@ bool try_product() {
   std::array<c10::BFloat16, kColumnsOfPairs * 2> zeros{};
   std::array<float, kColumnsOfPairs> result{};
   try {
+    const ProductGuard<c10::BFloat16> guard;
     multiply<c10::BFloat16>(
         {.M = 1,
          .N = kColumnsOfPairs,
@@ -86,7 +87,6 @@ bool try_product() {
          .B = {zeros.data(), kColumnsOfPairs},
          .C = {result.data(), kColumnsOfPairs},
          .accumulate = false});
-    release_product<c10::BFloat16>();
     return true;
   } catch (const std::exception&) {
   }

@@ -67,6 +67,7 @@ class ProductOnThreads {
         at::divup(M_, rows_) * column_blocks,
         grain_size(2 * terms_ * rows_ * columns_ / kFlopPerNanosecond),
         [&](int64_t begin, int64_t end) {
+          const ProductGuard<gemm_t> guard;
           const Scratch<opmath_t> sums(
               kInPlace && terms_ <= kTermsOfASum ? 0 : rows_ * columns_);
           const Panels<gemm_t> panel(
@@ -80,7 +81,6 @@ class ProductOnThreads {
                 panel,
                 {sums.data(), columns_});
           }
-          release_product<gemm_t>();
         });
   }
 
@@ -111,7 +111,7 @@ class ProductOnThreads {
              .B = part_of_B(k, terms, column, columns, panel),
              .C = to,
              .accumulate = adds || k > begin,
-             .few_rows = M_ <= 2});
+             .several_chains = M_ <= 2});
       }
     };
     if constexpr (kInPlace) {

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 // Products on the calling thread, with their sums in registers.
+
 // Hides from the compiler how a pointer was computed.
 #define LLTM_HIDE(pointer) __asm__("" : "+r"(pointer))
 

@@ -1,9 +1,9 @@
 // Threads that wait for one another (cpu/primitives/team.h) all come back, also
 // when one of them fails; and how many there are
-// (cpu/lltm_sequence_recurrence.h).
+// (cpu/lltm_sequence_team.h).
 
 #include "cpu/lltm_gates.h"
-#include "cpu/lltm_sequence_recurrence.h"
+#include "cpu/lltm_sequence_team.h"
 #include "cpu/primitives/team.h"
 
 #include <c10/util/Exception.h>

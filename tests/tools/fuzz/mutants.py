@@ -60,7 +60,7 @@ REPLACED = {
         ("chunk != chunks_.rbegin());", "false);"),
         ("std::fill_n(d_cell_.data() + at, units.size(), opmath_t(0));", ""),
     ],
-    (FUZZER, "csrc/cpu/lltm_sequence_recurrence.h"): [
+    (FUZZER, "csrc/cpu/lltm_sequence_team.h"): [
         ("std::min(rows.end, rows_of_step);", "std::min(rows.end, rows_of_step - 1);"),
     ],
     (FUZZER, "csrc/cpu/primitives/team.h"): [
