@@ -24,7 +24,7 @@ def reference(scores, mask):
 
 
 # Which of the arguments have gradients.
-ARGNUMS = tuple(i for i, tensor in enumerate(arguments()) if tensor.requires_grad)
+ARGNUMS = tuple(i for i, a in enumerate(arguments()) if getattr(a, "requires_grad", False))
 
 
 def loss(result):
@@ -81,11 +81,16 @@ def gradient(function):
     return torch.func.grad(lambda *inputs: loss(function(*inputs)), ARGNUMS)
 
 
+def jacobians(function):
+    """One at a time: torch 2.11 does not compile jacfwd of several arguments."""
+    return lambda *inputs: [torch.func.jacfwd(function, i)(*inputs) for i in ARGNUMS]
+
+
 TRANSFORMS = {
     "gradient": gradient,
-    "jvp": lambda f: torch.func.jacfwd(f, ARGNUMS),
-    "jvp of jvp": lambda f: torch.func.jacfwd(torch.func.jacfwd(f, ARGNUMS), ARGNUMS),
-    "hessian": lambda f: torch.func.hessian(f, ARGNUMS),
+    "jvp": jacobians,
+    "jvp of jvp": lambda f: jacobians(jacobians(f)),
+    "hessian": lambda f: jacobians(torch.func.jacrev(f, ARGNUMS)),
     "vmap of scores": lambda f: lambda scores, mask: torch.vmap(f, (1, None))(scores, mask[:, 0]),
     "vmap of mask": lambda f: lambda scores, mask: torch.vmap(f, (None, 1))(scores[:, 0], mask),
     "vmap of gradient": lambda f: torch.vmap(gradient(f), 1),
