@@ -168,8 +168,8 @@ class Forward {
         rest_rows_);
   }
 
-  // Of the features at once from first on, those of from, whose own begin at
-  // offset.
+  // Packs those of the kFeaturesAtOnce features from first on that come from
+  // old_h or input, whose own features begin at offset.
   void pack(
       int64_t panel,
       int64_t first,

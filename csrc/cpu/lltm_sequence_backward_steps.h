@@ -319,7 +319,8 @@ class Backward {
     }
   }
 
-  // Where the states that the rows of a chunk begin with lie together, or null.
+  // Points to the states that the rows of a chunk begin with, if they lie
+  // together, or is null.
   const scalar_t* old_h_together(const SequenceChunk& chunk) const {
     if (a_.packed || a_.resets.data != nullptr) {
       return nullptr;

@@ -158,10 +158,10 @@ class ProductOnThreads {
   const int64_t terms_ = padded_terms<gemm_t>(K_);
   const bool packs_ =
       kAlwaysPacks || (M_ > kRowsWorthPacking && K_ > kFewTerms);
-  // If several blocks of rows use a panel of B, all threads pack all panels.
-  // Else each is packed where it is used, some terms at a time.
   const int64_t most_rows_ =
       !kInPlace && K_ <= kFewTerms ? kMostRowsOfFewTerms : kMostRows;
+  // All threads pack all panels of B if several blocks of rows use them. Else
+  // each is packed where it is used, some terms at a time.
   const bool several_blocks_ = M_ > most_rows_;
   const bool packs_first_ = packs_ && several_blocks_;
   const int64_t rows_ =
