@@ -47,6 +47,7 @@ int64_t rows_of_a_call(int64_t left) {
   return left < 16 ? left : std::min<int64_t>(128, left / 16 * 16);
 }
 
+#if defined(__x86_64__) && defined(__GNUC__)
 // Makes a page executable after it was written, as oneDNN's generator does. A
 // hardened system refuses that, and PyTorch's brgemm would then call a kernel
 // that was not made.
@@ -68,7 +69,6 @@ bool may_run_generated_code() {
 }
 
 bool try_product() {
-#if defined(__x86_64__) && defined(__GNUC__)
   // oneDNN would emulate missing instructions, more slowly than float.
   if (!__builtin_cpu_supports("avx512bf16") || !may_run_generated_code()) {
     return false;
@@ -89,10 +89,14 @@ bool try_product() {
          .accumulate = false});
     return true;
   } catch (const std::exception&) {
+    return false;
   }
-#endif
+}
+#else
+bool try_product() {
   return false;
 }
+#endif
 
 } // namespace
 
