@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.functional import elu, linear
 
-# Of the headers only what torch 2.11 has, which each later torch keeps.
+# The headers then offer only what torch 2.11 has, which each later torch keeps.
 TARGET = "-DTORCH_TARGET_VERSION=0x020b000000000000"
 build(
     "12_stable_abi/lltm_stable.cpp",
