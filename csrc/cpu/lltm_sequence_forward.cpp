@@ -108,7 +108,7 @@ class SequenceForward {
 
   void run() const {
     team_.run([&](int64_t begin, int64_t end, Barrier& barrier) {
-      const ProductGuard<gemm_t> guard;
+      const typename Product<gemm_t>::Guard guard;
       run(begin, end, barrier);
     });
   }
@@ -375,17 +375,14 @@ void sequence_forward_steps(const SequenceForwardPointers<scalar_t>& a) {
   if (a.steps.size() < kStepsWorthPacking) {
     return forward_step_by_step(a);
   }
-  if constexpr (kPair<scalar_t> == 2) {
-    if (a.sizes.has_whole_pairs() && has_bfloat16_product()) {
-      return SequenceForward<scalar_t, scalar_t>(a, true).run();
-    }
-  }
   using opmath_t = at::opmath_type<scalar_t>;
   const auto weight_bytes =
       a.sizes.gate_units() * a.sizes.state_size * int64_t(sizeof(opmath_t));
   const bool packs = !std::is_same_v<scalar_t, opmath_t> || a.sizes.batch > 2 ||
       a.steps.size() > kMostStepsUnpacked || weight_bytes <= 3 * l2_bytes();
-  SequenceForward<scalar_t, opmath_t>(a, packs).run();
+  with_gemm_type<scalar_t>(a.sizes.has_whole_pairs(), [&](auto gemm) {
+    SequenceForward<scalar_t, decltype(gemm)>(a, packs).run();
+  });
 }
 
 template <bool write_gates>

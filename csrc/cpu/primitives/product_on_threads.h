@@ -31,9 +31,9 @@ constexpr int64_t kTermsOfMostRows = 256;
 // over a batch of 131,072 rows has three times the error of PyTorch's product.
 constexpr int64_t kTermsOfASum = 8192;
 
-// C [M, N] = A @ B, or C += A @ B, on all threads. A has padded_terms(K)
-// columns. C is computed in opmath_t, and products add up in it only if that is
-// out_t.
+// C [M, N] = A @ B, or C += A @ B, on all threads. A has
+// Product::padded_terms(K) columns. C is computed in opmath_t, and products add
+// up in it only if that is out_t.
 template <typename scalar_t, typename gemm_t, typename out_t>
 class ProductOnThreads {
  public:
@@ -67,7 +67,7 @@ class ProductOnThreads {
         at::divup(M_, rows_) * column_blocks,
         grain_size(2 * terms_ * rows_ * columns_ / kFlopPerNanosecond),
         [&](int64_t begin, int64_t end) {
-          const ProductGuard<gemm_t> guard;
+          const typename Product<gemm_t>::Guard guard;
           const Scratch<opmath_t> sums(
               kInPlace && terms_ <= kTermsOfASum ? 0 : rows_ * columns_);
           const Panels<gemm_t> panel(
@@ -87,8 +87,8 @@ class ProductOnThreads {
  private:
   using opmath_t = at::opmath_type<out_t>;
   static constexpr bool kInPlace = std::is_same_v<out_t, opmath_t>;
-  static constexpr bool kAlwaysPacks =
-      !std::is_same_v<scalar_t, gemm_t> || kPair<gemm_t> == 2;
+  // To convert, or into pairs.
+  static constexpr bool kAlwaysPacks = !std::is_floating_point_v<scalar_t>;
 
   void one_block(
       int64_t row,
@@ -155,7 +155,7 @@ class ProductOnThreads {
   const Matrix<const scalar_t> B_;
   const Matrix<out_t> C_;
   const bool accumulate_;
-  const int64_t terms_ = padded_terms<gemm_t>(K_);
+  const int64_t terms_ = Product<gemm_t>::padded_terms(K_);
   const bool packs_ =
       kAlwaysPacks || (M_ > kRowsWorthPacking && K_ > kFewTerms);
   const int64_t most_rows_ =

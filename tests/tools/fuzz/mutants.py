@@ -63,7 +63,7 @@ REPLACED = {
     (FUZZER, "csrc/cpu/lltm_sequence_team.h"): [
         ("std::min(rows.end, rows_of_step);", "std::min(rows.end, rows_of_step - 1);"),
     ],
-    (FUZZER, "csrc/cpu/primitives/team.h"): [
+    (FUZZER, "csrc/cpu/primitives/barrier.h"): [
         ("phase_.load(std::memory_order_acquire) == phase;", "spin < 0;"),
     ],
     (FUZZER, "csrc/cpu/primitives/panels.h"): [
