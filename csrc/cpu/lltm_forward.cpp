@@ -30,9 +30,6 @@ namespace {
 // multiplies them. So are the rows beyond whole registers, if they fill half a
 // register or less. Pairs of bfloat16 are all packed.
 constexpr int64_t kFewRows = 8;
-// Hidden units of a block, at most.
-constexpr int64_t kMaxUnits = 128;
-constexpr int64_t kMaxUnitsOfFewRows = 48;
 
 // Computes products.T = weights @ [old_h, input].T, in blocks of hidden units.
 // Weights are read as they lie, or converted; they are the left operand. The
@@ -83,6 +80,9 @@ class Forward {
  private:
   using opmath_t = at::opmath_type<scalar_t>;
   static constexpr bool kConverts = !std::is_same_v<scalar_t, gemm_t>;
+  // Hidden units of a block, at most; fewer if their weights are converted, so
+  // that they stay in the cache.
+  static constexpr int64_t kMaxUnits = kConverts ? 48 : 128;
   static constexpr bool kHasDot = std::is_same_v<gemm_t, opmath_t>;
   // Features of a panel that are packed as one task, and that all panels are
   // multiplied with before the next ones, so that the weights stay in the
@@ -120,10 +120,7 @@ class Forward {
   // A block has many units, because each call of a product has a cost, and
   // fewer where threads would be idle.
   int64_t units_per_block() const {
-    const auto most = batch_.count() == 0
-        ? kMaxUnitsOfFewRows
-        : std::min(kMaxUnits, 4096 / batch_.width());
-    return size_of_a_block(a_.sizes.state_size, most);
+    return size_of_a_block(a_.sizes.state_size, kMaxUnits);
   }
 
   // Few panels if there are few blocks of units, so that every thread has some;

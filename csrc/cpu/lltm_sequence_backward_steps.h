@@ -182,7 +182,7 @@ class BackwardRecurrence {
   int64_t nanoseconds_of_a_step() const {
     const auto flop = multiplies_ ? 6 * a_.sizes.state_size : 0;
     return a_.sizes.batch * a_.sizes.state_size *
-        (flop / kFlopPerNanosecond + kNanosecondsOfGatesBackward);
+        (flop / kFlopPerNanosecond + kNanosecondsOfGates);
   }
 
   const BackwardPointers<scalar_t>& a_;
