@@ -1,6 +1,5 @@
 #include "ops/lltm_composite.h"
 
-#include "ops/autocast.h"
 #include "ops/checks.h"
 #include "ops/dispatch.h"
 
@@ -105,10 +104,7 @@ void warn_without_cuda_kernels([[maybe_unused]] const at::Tensor& tensor) {
 namespace composite {
 
 at::Tensor to_opmath(const at::Tensor& tensor) {
-  return tensor.to(
-      transform_brings_autocast_back(tensor)
-          ? at::kDouble
-          : at::toOpMathType(tensor.scalar_type()));
+  return tensor.to(at::toOpMathType(tensor.scalar_type()));
 }
 
 ForwardWithGatesResult step(const ForwardArguments& a) {

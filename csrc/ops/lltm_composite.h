@@ -34,7 +34,7 @@ BackwardResult pre_activations_backward(
 // The kernels of every device that has none of its own. Autograd and vmap fall
 // back to them where the fused kernels have no derivative or batching rule. For
 // half types the dtype of all computation, opmath, is float32, and only results
-// are rounded. Where autocast would round float32, opmath is float64.
+// are rounded.
 namespace composite {
 
 at::Tensor to_opmath(const at::Tensor& tensor);
