@@ -52,20 +52,22 @@ at::Tensor in_order_of_time(std::vector<at::Tensor> tensors, bool reverse) {
   return at::cat(tensors, 0);
 }
 
-// The state that a step begins with. before is the state after the step before
-// it; its first rows are carried.
-at::Tensor old_state(
+// Zeros in the rows that the step resets: no state passes a reset, and no
+// gradient.
+at::Tensor reset(
+    const at::Tensor& state,
     const SequenceStep& step,
-    const at::Tensor& before,
-    const at::Tensor& initial,
     const OptionalTensor& resets) {
-  const auto begun = initial.narrow(0, step.carried, step.rows - step.carried);
-  const auto carried = before.narrow(0, 0, step.carried);
-  const auto state = step.carried == 0 ? begun
-      : step.carried == step.rows      ? carried
-                                       : at::cat({carried, begun}, 0);
   return resets ? state.masked_fill(of_step(*resets, step).unsqueeze(1), 0)
                 : state;
+}
+
+// The rows of a step, then the rest of the batch, which keeps what it had
+// before.
+at::Tensor with_kept(const at::Tensor& rows, const at::Tensor& before) {
+  const auto rest = before.size(0) - rows.size(0);
+  return rest == 0 ? rows
+                   : at::cat({rows, before.narrow(0, rows.size(0), rest)}, 0);
 }
 
 } // namespace
@@ -101,24 +103,25 @@ ForwardWithGatesResult composite_kernel<_sequence_forward_with_gates>(
   const auto input_rows = as_rows(a.input);
   const auto reset_rows = flat(a.resets);
   std::vector<at::Tensor> outputs, cells, gates;
-  // Not rounded between steps: that would lose what is added to a state that
-  // has grown.
-  const auto first_cell = composite::to_opmath(a.c0);
   const auto opmath_weights = composite::to_opmath(a.weights);
   const auto opmath_bias = composite::to_opmath(a.bias);
   auto h = a.h0;
-  auto cell = first_cell;
+  // Not rounded between steps: that would lose what is added to a state that
+  // has grown.
+  auto cell = composite::to_opmath(a.c0);
   for (const auto& step : steps) {
-    at::Tensor activated;
-    std::tie(h, cell, activated) = composite::step(
+    const auto [new_h, new_cell, activated] = composite::step(
         {.input = of_step(input_rows, step),
          .weights = opmath_weights,
          .bias = opmath_bias,
-         .old_h = old_state(step, h, a.h0, reset_rows),
-         .old_cell = old_state(step, cell, first_cell, reset_rows)});
-    outputs.push_back(h);
-    cells.push_back(cell.to(a.c0.scalar_type()));
-    gates.push_back(std::move(activated));
+         .old_h = reset(h.narrow(0, 0, step.rows), step, reset_rows),
+         .old_cell = reset(cell.narrow(0, 0, step.rows), step, reset_rows)});
+    // Only in reverse does a later step have more rows.
+    h = a.reverse ? with_kept(new_h, h) : new_h;
+    cell = a.reverse ? with_kept(new_cell, cell) : new_cell;
+    outputs.push_back(new_h);
+    cells.push_back(new_cell.to(a.c0.scalar_type()));
+    gates.push_back(activated);
   }
   const auto joined = [&](std::vector<at::Tensor>& of_steps) {
     return like_input(
@@ -154,17 +157,6 @@ BackwardResult composite::sequence_backward_with_gates(
   auto d_cell = d_h;
   std::vector<at::Tensor> d_gates;
   for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
-    // Takes a gradient to the state that the step began with. The rows that the
-    // step does not have keep theirs.
-    const auto carry = [&](at::Tensor gradient, const at::Tensor& kept) {
-      if (reset_rows) {
-        gradient =
-            gradient.masked_fill(of_step(*reset_rows, *step).unsqueeze(1), 0);
-      }
-      const auto rest = kept.size(0) - step->rows;
-      return rest == 0 ? gradient
-                       : at::cat({gradient, kept.narrow(0, step->rows, rest)});
-    };
     auto [d_gates_of_step, d_cell_of_step] = gate_gradients(
         of_step(grad_h_rows, *step) + d_h.narrow(0, 0, step->rows),
         of_step(grad_cell_rows, *step) + d_cell.narrow(0, 0, step->rows),
@@ -179,8 +171,8 @@ BackwardResult composite::sequence_backward_with_gates(
         opmath_weights,
         of_step(old_h, *step),
         {false, false, false, true, false}));
-    d_h = carry(d_h_of_step, d_h);
-    d_cell = carry(d_cell_of_step, d_cell);
+    d_h = with_kept(reset(d_h_of_step, *step, reset_rows), d_h);
+    d_cell = with_kept(reset(d_cell_of_step, *step, reset_rows), d_cell);
     d_gates.push_back(std::move(d_gates_of_step));
   }
   auto [d_input, d_weights, d_bias, none, nothing] = pre_activations_backward(
