@@ -62,9 +62,8 @@ class BackwardRecurrence {
     std::fill_n(d_h_.data(), size_, opmath_t(0));
     std::fill_n(d_cell_.data(), size_, opmath_t(0));
     if (multiplies_) {
-      weights_.pack_on_threads(
-          Matrix<const scalar_t>{a_.weights, a_.sizes.features()},
-          a_.sizes.gate_units());
+      const Matrix<const scalar_t> weights{a_.weights, a_.sizes.features()};
+      pack_on_threads(weights, a_.sizes.gate_units(), weights_);
     }
   }
 

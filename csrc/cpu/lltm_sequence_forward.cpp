@@ -30,8 +30,8 @@ namespace {
 constexpr size_t kStepsWorthPacking = 8;
 // With one or two rows of the batch, and weights of which L2 keeps a third at
 // most, packing saves time only from many more steps on: weights that lie as
-// they are come from L3 almost as fast. Without packing, 8x2x2048x2048 takes
-// half the time on the Xeon.
+// they are come from L3 almost as fast. Without packing, 8x2x2048x2048 takes a
+// third of the time on Zen 5, and 64x1x1024x1024 3 % less.
 constexpr size_t kMostStepsUnpacked = 64;
 // Rows of a step that a panel is multiplied with at a time. Their operands and
 // products fit in the caches, in which pairs take half the room.

@@ -240,6 +240,8 @@ struct PairRows {
 template <typename T>
 class Panels {
  public:
+  static constexpr int64_t kTermsAtOnce = 16; // even, for pairs
+
   Panels(int64_t terms, int64_t columns, int64_t width)
       : terms_(Product<T>::padded_terms(terms)),
         columns_(columns),
@@ -253,6 +255,10 @@ class Panels {
 
   int64_t terms() const {
     return terms_;
+  }
+
+  int64_t columns() const {
+    return columns_;
   }
 
   int64_t width() const {
@@ -298,23 +304,6 @@ class Panels {
     }
   }
 
-  // The same for all terms and columns, on all threads.
-  template <typename from_t>
-  void pack_on_threads(Matrix<const from_t> from, int64_t rows) const {
-    at::parallel_for(
-        0,
-        at::divup(terms_, kTermsAtOnce),
-        grain_size(kTermsAtOnce * columns_ / kPackedPerNanosecond),
-        [&](int64_t begin, int64_t end) {
-          pack(
-              from,
-              rows,
-              columns_,
-              begin * kTermsAtOnce,
-              std::min(end * kTermsAtOnce, terms_));
-        });
-  }
-
   // Copies terms [begin, end) from a matrix with a row for each column, to the
   // columns of a panel from column on; first is the term of its first column.
   template <typename from_t>
@@ -342,8 +331,6 @@ class Panels {
   }
 
  private:
-  static constexpr int64_t kTermsAtOnce = 16; // even, for pairs
-
   const int64_t terms_;
   const int64_t columns_;
   const int64_t width_;

@@ -18,6 +18,27 @@ namespace lltm {
 // With more rows of A, and of B, B is packed, so that what tiles read lies
 // together.
 constexpr int64_t kRowsWorthPacking = 24;
+// Packs a matrix of so many rows, on all threads.
+template <typename from_t, typename T>
+void pack_on_threads(
+    Matrix<const from_t> from,
+    int64_t rows,
+    const Panels<T>& to) {
+  constexpr auto terms = Panels<T>::kTermsAtOnce;
+  at::parallel_for(
+      0,
+      at::divup(to.terms(), terms),
+      grain_size(terms * to.columns() / kPackedPerNanosecond),
+      [&](int64_t begin, int64_t end) {
+        to.pack(
+            from,
+            rows,
+            to.columns(),
+            begin * terms,
+            std::min(end * terms, to.terms()));
+      });
+}
+
 // The rows, columns and terms of a block, at most. What is read of A takes 384
 // to 768 KiB, and stays in L2 while all columns pass. Measured on Zen 5.
 constexpr int64_t kMostRows = 384;
@@ -55,7 +76,7 @@ class ProductOnThreads {
       return;
     }
     if (packs_first_) {
-      packed_.pack_on_threads(B_, K_);
+      pack_on_threads(B_, K_, packed_);
     }
     const auto column_blocks = at::divup(N_, columns_);
     at::parallel_for(
