@@ -24,7 +24,7 @@ WHEEL_LDFLAGS := -s -O2 -fPIC tools/glibc_2_28.cpp
 # A chapter of the book.
 CHAPTER ?= 1
 # Programs of make bench.
-BENCH := cell sequence
+BENCH := cell sequence fresh_processes
 # Pinned, because a new version must not make a build fail.
 LINTERS := ruff==0.17.5 mypy==2.4.1 clang-format==23.1.5
 

@@ -8,10 +8,10 @@ import importlib.util
 import json
 import os
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 
+import timing
 import torch
 from torch.utils.benchmark import Timer
 from tqdm import tqdm
@@ -74,17 +74,10 @@ def take_turns() -> dict[str, dict[str, float]]:
     names = [*contenders(), PACKAGE]
     all_times: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     for _, name in tqdm([(k, name) for k in range(ROUNDS) for name in names]):
-        command = [sys.executable, "-W", "ignore", __file__, "--work", name]
-        printed = subprocess.run(
-            command,
-            check=True,
-            stdout=subprocess.PIPE,
-            text=True,
-            # A folder each: in one folder, chapters would replace one another's library.
-            env=os.environ
-            | {"PYTHONPATH": str(ROOT), "TORCH_EXTENSIONS_DIR": str(ROOT / "build/book" / name)},
-        )
-        all_times[name].append(json.loads(printed.stdout.splitlines()[-1]))
+        # A folder each: in one folder, chapters would replace one another's library.
+        folder = {"TORCH_EXTENSIONS_DIR": str(ROOT / "build/book" / name)}
+        env = os.environ | {"PYTHONPATH": str(ROOT)} | folder
+        all_times[name].append(timing.in_a_process(__file__, name, env=env))
     return {
         name: {what: statistics.median(t[what] for t in times) for what in times[0]}
         for name, times in all_times.items()

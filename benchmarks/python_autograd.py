@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -107,24 +106,17 @@ def work(name: str) -> dict[str, float]:
     return times
 
 
-def in_a_process(name: str) -> dict[str, float]:
-    said = subprocess.run(
-        [sys.executable, "-W", "ignore", __file__, "--work", name],
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"TORCH_EXTENSIONS_DIR": str(ROOT / "build" / "book" / "autograd")},
-    )
-    return json.loads(said.stdout.splitlines()[-1])
-
-
 def main() -> None:
     # They load the package, whose operators have the names of chapter 9's.
     import figures
     from contest import options, show
 
     args = options(__doc__.splitlines()[0]).parse_args()
-    turns = [{name: in_a_process(name) for name in CONTENDERS} for _ in range(args.rounds)]
+    env = os.environ | {"TORCH_EXTENSIONS_DIR": str(ROOT / "build" / "book" / "autograd")}
+    turns = [
+        {name: timing.in_a_process(__file__, name, env=env) for name in CONTENDERS}
+        for _ in range(args.rounds)
+    ]
     rows = []
     for what in turns[0]["register_autograd"]:
         row: dict[str, Any] = {"what": what}

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import statistics
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -52,6 +55,18 @@ def medians(
             name = names[(first + i) % len(names)]
             times[name].append(timers[name].blocked_autorange(min_run_time=min_run_time).median)
     return {name: statistics.median(values) * 1e6 for name, values in times.items()}
+
+
+def in_a_process(program: str, *work: str, env: dict[str, str]) -> Any:
+    """What a program measures in a process of its own, and prints as JSON on its last line."""
+    said = subprocess.run(
+        [sys.executable, "-W", "ignore", program, "--work", *work],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=env,
+    )
+    return json.loads(said.stdout.splitlines()[-1])
 
 
 def calls(

@@ -28,14 +28,8 @@ namespace {
 
 // So many rows of the batch are copied as rows [old_h, input], and dot()
 // multiplies them. So are the rows beyond whole registers, if they fill half a
-// register or less. oneDNN gets all of its rows packed.
+// register or less. Pairs of bfloat16 are all packed.
 constexpr int64_t kFewRows = 8;
-// Hidden units of a block, at most.
-constexpr int64_t kMaxUnits = 128;
-constexpr int64_t kMaxUnitsOfFewRows = 48;
-// Features of a panel that are packed as one task, and that all panels are
-// multiplied with before the next ones, so that the weights stay in the cache.
-constexpr int64_t kFeaturesAtOnce = 512;
 
 // Computes products.T = weights @ [old_h, input].T, in blocks of hidden units.
 // Weights are read as they lie, or converted; they are the left operand. The
@@ -45,7 +39,10 @@ class Forward {
  public:
   explicit Forward(const ForwardStep<scalar_t>& step)
       : a_(step),
-        batch_(features_, packed_rows_, panel_width()),
+        batch_(
+            features_,
+            packed_rows_,
+            Product<gemm_t>::panel_width(packed_rows_)),
         rest_(rest_rows_ * features_),
         units_(units_per_block()),
         panels_at_once_(panels_at_once()) {}
@@ -59,7 +56,7 @@ class Forward {
         at::divup(a_.sizes.state_size, units_) * panel_blocks,
         grain_size(nanoseconds_of(units_) / panel_blocks),
         [&](int64_t begin, int64_t end) {
-          const ProductGuard<gemm_t> guard;
+          const typename Product<gemm_t>::Guard guard;
           const Scratch<opmath_t> products(
               kGates * units_ * panels_at_once_ * batch_.width());
           const Scratch<opmath_t> rest_products(kGates * ld_rest_ * rest_rows_);
@@ -83,6 +80,14 @@ class Forward {
  private:
   using opmath_t = at::opmath_type<scalar_t>;
   static constexpr bool kConverts = !std::is_same_v<scalar_t, gemm_t>;
+  // Hidden units of a block, at most; fewer if their weights are converted, so
+  // that they stay in the cache.
+  static constexpr int64_t kMaxUnits = kConverts ? 48 : 128;
+  static constexpr bool kHasDot = std::is_same_v<gemm_t, opmath_t>;
+  // Features of a panel that are packed as one task, and that all panels are
+  // multiplied with before the next ones, so that the weights stay in the
+  // cache.
+  static constexpr int64_t kFeaturesAtOnce = Product<gemm_t>::kTermsOfAChain;
 
   // What a task computes: a block of units, for some panels and the rest.
   struct Block {
@@ -95,25 +100,15 @@ class Forward {
     gemm_t* converted;       // rows of weights
   };
 
-  static int64_t columns_of_a_register() {
-    return kPair<gemm_t> == 2 ? kColumnsOfPairs : lanes_of_a_register<gemm_t>();
-  }
-
   int64_t rest_rows() const {
-    if (kPair<gemm_t> == 2) {
-      return 0; // dot() multiplies no pairs
+    if (!kHasDot) {
+      return 0;
     }
-    const auto rest = a_.sizes.batch % columns_of_a_register();
-    return a_.sizes.batch <= kFewRows         ? a_.sizes.batch
-        : rest <= columns_of_a_register() / 2 ? rest
-                                              : 0;
-  }
-
-  // The tile is slowest with one register.
-  int64_t panel_width() const {
-    const auto registers = at::divup(packed_rows_, columns_of_a_register());
-    const auto most = kPair<gemm_t> == 2 ? 4 : registers % 3 == 1 ? 2 : 3;
-    return std::min<int64_t>(registers, most) * columns_of_a_register();
+    const auto columns = Product<gemm_t>::columns();
+    const auto rest = a_.sizes.batch % columns;
+    return a_.sizes.batch <= kFewRows ? a_.sizes.batch
+        : rest <= columns / 2         ? rest
+                                      : 0;
   }
 
   int64_t nanoseconds_of(int64_t units) const {
@@ -125,10 +120,7 @@ class Forward {
   // A block has many units, because each call of a product has a cost, and
   // fewer where threads would be idle.
   int64_t units_per_block() const {
-    const auto most = batch_.count() == 0
-        ? kMaxUnitsOfFewRows
-        : std::min(kMaxUnits, 4096 / batch_.width());
-    return size_of_a_block(a_.sizes.state_size, most);
+    return size_of_a_block(a_.sizes.state_size, kMaxUnits);
   }
 
   // Few panels if there are few blocks of units, so that every thread has some;
@@ -193,19 +185,19 @@ class Forward {
   }
 
   int64_t columns_to_multiply(int64_t panel) const {
-    return round_up(batch_.columns(panel), columns_of_a_register());
+    return round_up(batch_.columns(panel), Product<gemm_t>::columns());
   }
 
   void one_block(const Block& block) const {
     const auto units = std::min(units_, a_.sizes.state_size - block.first_unit);
-    // Products of pairs, and dot(), divide the features by themselves.
-    const bool tiles = kPair<gemm_t> == 1 && batch_.count() > 0;
-    const auto at_once = tiles || kConverts ? kFeaturesAtOnce : features_;
+    // dot() divides the features by itself.
+    const auto at_once =
+        batch_.count() > 0 || kConverts ? kFeaturesAtOnce : features_;
     // The rows of the gates follow one another if a block has all units.
     const int64_t gates = units == a_.sizes.state_size ? kGates : 1;
     for (int64_t k = 0; k < features_; k += at_once) {
       for (int64_t gate = 0; gate < kGates; gate += gates) {
-        multiply(
+        add_products(
             block, units, gate, gates, k, std::min(at_once, features_ - k));
       }
     }
@@ -221,8 +213,8 @@ class Forward {
         ld_rest_);
   }
 
-  // Adds the products of some gates with features from k on.
-  void multiply(
+  // Of some gates, with features from k on.
+  void add_products(
       const Block& block,
       int64_t units,
       int64_t first_gate,
@@ -232,7 +224,7 @@ class Forward {
     const auto weights =
         weights_of(block, gates * units, first_gate, k, features);
     for (auto panel = block.first_panel; panel < block.end_panel; ++panel) {
-      lltm::multiply<gemm_t>(
+      multiply<gemm_t>(
           {.M = gates * units,
            .N = columns_to_multiply(panel),
            .K = features,
@@ -240,10 +232,9 @@ class Forward {
            .B = batch_.panel(panel, k),
            .C = products_of(block, units, panel, first_gate),
            .accumulate = k > 0,
-           .several_chains = false,
-           .chain = kFeaturesAtOnce});
+           .several_chains = false});
     }
-    if constexpr (kPair<gemm_t> == 1) {
+    if constexpr (kHasDot) {
       for (int64_t i = 0; block.rest_rows > 0 && i < gates; ++i) {
         dot<gemm_t>( // A @ B.T, so here the weights are B
             {.M = block.rest_rows,
@@ -348,13 +339,11 @@ class Forward {
 
 template <typename scalar_t>
 void forward_step(const ForwardStep<scalar_t>& step) {
-  if constexpr (kPair<scalar_t> == 2) {
-    if (step.sizes.batch > kFewRows && step.sizes.has_whole_pairs() &&
-        has_bfloat16_product()) {
-      return Forward<scalar_t, scalar_t>(step).run();
-    }
-  }
-  Forward<scalar_t, at::opmath_type<scalar_t>>(step).run();
+  const bool pairs_fit =
+      step.sizes.batch > kFewRows && step.sizes.has_whole_pairs();
+  with_gemm_type<scalar_t>(pairs_fit, [&](auto gemm) {
+    Forward<scalar_t, decltype(gemm)>(step).run();
+  });
 }
 template void forward_step(const ForwardStep<double>&);
 template void forward_step(const ForwardStep<float>&);

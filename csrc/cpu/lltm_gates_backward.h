@@ -2,7 +2,7 @@
 
 #include "cpu/primitives/convert.h"
 #include "cpu/primitives/matrix.h"
-#include "ops/gate_math.h"
+#include "ops/gate_gradients.h"
 
 #include <ATen/OpMathType.h>
 #include <c10/macros/Macros.h>

@@ -70,14 +70,6 @@ GradientPointers<scalar_t> pointers_to(const BackwardResult& gradients) {
       gradients);
 }
 
-// The distance between rows of so many terms, with zeros up to padded_terms().
-// It is none that puts all rows on the same sets of a cache.
-template <typename gemm_t>
-int64_t leading_dimension(int64_t size) {
-  const auto ld = padded_terms<gemm_t>(size);
-  return kPair<gemm_t> == 1 && ld % 64 == 0 ? ld + 16 : ld;
-}
-
 // d_gates in the two layouts that products need: rows [batch, gate_units] for
 // products with weights, and columns, their transpose, for products with input
 // and h. Columns are there only if they are wanted.
@@ -86,8 +78,8 @@ class GateGradients {
  public:
   GateGradients(int64_t most_rows, int64_t gate_units, bool wants_columns)
       : gate_units_(gate_units),
-        ld_rows_(leading_dimension<gemm_t>(gate_units)),
-        ld_columns_(leading_dimension<gemm_t>(most_rows)),
+        ld_rows_(leading_dimension<gemm_t>(padded(gate_units))),
+        ld_columns_(leading_dimension<gemm_t>(padded(most_rows))),
         rows_(most_rows * ld_rows_),
         columns_(wants_columns ? gate_units * ld_columns_ : 0) {
     zero(rows(), most_rows, gate_units);
@@ -128,10 +120,13 @@ class GateGradients {
   }
 
  private:
+  static int64_t padded(int64_t terms) {
+    return Product<gemm_t>::padded_terms(terms);
+  }
+
   static void zero(Matrix<gemm_t> to, int64_t rows, int64_t size) {
-    const auto padded = padded_terms<gemm_t>(size);
-    for (int64_t row = 0; padded > size && row < rows; ++row) {
-      std::fill(to.row(row) + size, to.row(row) + padded, gemm_t(0));
+    for (int64_t row = 0; padded(size) > size && row < rows; ++row) {
+      std::fill(to.row(row) + size, to.row(row) + padded(size), gemm_t(0));
     }
   }
 

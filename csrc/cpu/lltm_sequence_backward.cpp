@@ -7,60 +7,16 @@
 #include <ATen/Dispatch.h>
 #include <torch/library.h>
 
+#include <vector>
+
 // lltm::backward and lltm::sequence_backward on the CPU.
 namespace lltm {
 
 namespace {
 
-BackwardResult backward_kernel(const BackwardArguments& a) {
-  check_arguments(a);
-  const auto result =
-      empty_gradients(a.new_cell, a.input, a.weights, a.old_h, a.output_mask);
-  if (a.new_cell.numel() == 0) {
-    return result;
-  }
-  const auto grad_h = a.grad_h.expect_contiguous();
-  const auto grad_cell = a.grad_cell.expect_contiguous();
-  const auto new_cell = a.new_cell.expect_contiguous();
-  const auto gates = a.gates.expect_contiguous();
-  const auto input = a.input.expect_contiguous();
-  // Autograd passes weights without values if they are not needed.
-  const bool needs_weights = a.output_mask[0] || a.output_mask[3];
-  const auto weights = needs_weights
-      ? a.weights.expect_contiguous()
-      : c10::MaybeOwned<at::Tensor>::borrowed(a.weights);
-  const auto old_h = a.old_h.expect_contiguous();
-  const auto batch = a.input.size(0);
-  const std::vector<SequenceStep> steps{
-      {.first_row = 0, .rows = batch, .carried = 0}};
-  AT_DISPATCH_FLOATING_TYPES_AND2(
-      at::kHalf,
-      at::kBFloat16,
-      a.input.scalar_type(),
-      "lltm_backward_cpu",
-      [&] {
-        backward_steps<scalar_t>({
-            .sizes = {batch, a.input.size(1), a.old_h.size(1)},
-            .gradients = pointers_to<scalar_t>(result),
-            .steps = steps,
-            .packed = false,
-            .grad_output = grad_h->const_data_ptr<scalar_t>(),
-            .grad_cells = grad_cell->const_data_ptr<scalar_t>(),
-            .output = nullptr, // of the steps before: there is none
-            .cells = new_cell->const_data_ptr<scalar_t>(),
-            .gates = gates->const_data_ptr<scalar_t>(),
-            .input = input->const_data_ptr<scalar_t>(),
-            .weights = weights->const_data_ptr<scalar_t>(),
-            .h0 = old_h->const_data_ptr<scalar_t>(),
-            .resets = {nullptr},
-        });
-      });
-  return result;
-}
-
-BackwardResult sequence_backward_kernel(const SequenceBackwardArguments& a) {
-  check_arguments(a);
-  const auto steps = sequence_steps(a);
+BackwardResult backward_kernel_impl(
+    const SequenceBackwardArguments& a,
+    const std::vector<SequenceStep>& steps) {
   const auto result =
       empty_gradients(a.output, a.input, a.weights, a.h0, a.output_mask);
   if (a.output.numel() == 0) {
@@ -72,14 +28,19 @@ BackwardResult sequence_backward_kernel(const SequenceBackwardArguments& a) {
   const auto cells = a.cells.expect_contiguous();
   const auto gates = a.gates.expect_contiguous();
   const auto input = a.input.expect_contiguous();
-  const auto weights = a.weights.expect_contiguous();
+  // Autograd passes weights without values if one step does not need them.
+  const bool needs_weights =
+      a.output_mask[0] || a.output_mask[3] || steps.size() > 1 || a.resets;
+  const auto weights = needs_weights
+      ? a.weights.expect_contiguous()
+      : c10::MaybeOwned<at::Tensor>::borrowed(a.weights);
   const auto h0 = a.h0.expect_contiguous();
   const auto resets = a.resets ? a.resets->contiguous() : at::Tensor();
   AT_DISPATCH_FLOATING_TYPES_AND2(
       at::kHalf,
       at::kBFloat16,
       a.input.scalar_type(),
-      "lltm_sequence_backward_cpu",
+      "lltm_backward_cpu",
       [&] {
         backward_steps<scalar_t>({
             .sizes = {a.h0.size(0), a.input.size(-1), a.h0.size(1)},
@@ -98,6 +59,26 @@ BackwardResult sequence_backward_kernel(const SequenceBackwardArguments& a) {
         });
       });
   return result;
+}
+
+BackwardResult backward_kernel(const BackwardArguments& a) {
+  check_arguments(a);
+  return backward_kernel_impl(
+      {.grad_output = a.grad_h,
+       .grad_cells = a.grad_cell,
+       .output = a.new_cell, // no step reads the h of a step before it
+       .cells = a.new_cell,
+       .gates = a.gates,
+       .input = a.input,
+       .weights = a.weights,
+       .h0 = a.old_h,
+       .output_mask = a.output_mask},
+      {{.first_row = 0, .rows = a.input.size(0), .carried = 0}});
+}
+
+BackwardResult sequence_backward_kernel(const SequenceBackwardArguments& a) {
+  check_arguments(a);
+  return backward_kernel_impl(a, sequence_steps(a));
 }
 
 } // namespace

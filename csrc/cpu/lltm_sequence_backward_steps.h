@@ -62,16 +62,15 @@ class BackwardRecurrence {
     std::fill_n(d_h_.data(), size_, opmath_t(0));
     std::fill_n(d_cell_.data(), size_, opmath_t(0));
     if (multiplies_) {
-      weights_.pack_on_threads(
-          Matrix<const scalar_t>{a_.weights, a_.sizes.features()},
-          a_.sizes.gate_units());
+      const Matrix<const scalar_t> weights{a_.weights, a_.sizes.features()};
+      pack_on_threads(weights, a_.sizes.gate_units(), weights_);
     }
   }
 
-  // d_gates [chunk.rows, gate_units], with zeros up to padded_terms().
+  // d_gates [chunk.rows, gate_units], with zeros up to Product::padded_terms().
   void run(const SequenceChunk& chunk, Matrix<gemm_t> d_gates) const {
     team_.run([&](int64_t begin, int64_t end, Barrier& barrier) {
-      const ProductGuard<gemm_t> guard;
+      const typename Product<gemm_t>::Guard guard;
       run(chunk, d_gates, begin, end, barrier);
     });
   }
@@ -182,18 +181,14 @@ class BackwardRecurrence {
   int64_t nanoseconds_of_a_step() const {
     const auto flop = multiplies_ ? 6 * a_.sizes.state_size : 0;
     return a_.sizes.batch * a_.sizes.state_size *
-        (flop / kFlopPerNanosecond + kNanosecondsOfGatesBackward);
+        (flop / kFlopPerNanosecond + kNanosecondsOfGates);
   }
 
   const BackwardPointers<scalar_t>& a_;
   const int64_t size_ = a_.sizes.batch * a_.sizes.state_size;
   const bool multiplies_ = !a_.is_one_step();
-  // A panel has so many units. The tile takes three vectors at once. Those of
-  // pairs depend on the size alone, so that results do not depend on the number
-  // of threads.
-  const int64_t units_ = kPair<gemm_t> == 1 ? 3 * lanes_of_a_register<gemm_t>()
-      : a_.sizes.state_size >= 512          ? 64
-                                            : 32;
+  // Of a panel.
+  const int64_t units_ = Product<gemm_t>::panel_width(a_.sizes.state_size);
   const int64_t panels_ = at::divup(a_.sizes.state_size, units_);
   const Team<gemm_t> team_;
   const Panels<gemm_t> weights_;
@@ -226,9 +221,9 @@ class Backward {
     const GateGradients<gemm_t> d_gates(
         most_rows(chunks_), gate_units_, a_.gradients.d_weights != nullptr);
     const Scratch<scalar_t> old_h(
-        a_.gradients.d_weights == nullptr
+        a_.gradients.d_weights == nullptr || a_.is_one_step()
             ? 0
-            : rows_to_gather() * a_.sizes.state_size);
+            : most_rows(chunks_) * a_.sizes.state_size);
     for (auto chunk = chunks_.rbegin(); chunk != chunks_.rend(); ++chunk) {
       recurrence.run(*chunk, d_gates.rows());
       multiply(*chunk, d_gates, old_h.data(), chunk != chunks_.rbegin());
@@ -319,37 +314,10 @@ class Backward {
     }
   }
 
-  // Points to the states that the rows of a chunk begin with, if they lie
-  // together, or is null.
-  const scalar_t* old_h_together(const SequenceChunk& chunk) const {
-    if (a_.packed || a_.resets.data != nullptr) {
-      return nullptr;
-    }
-    if (a_.steps.size() == 1) {
-      return a_.h0;
-    }
-    // Steps from begin - 1 to end - 2 left them. In reverse the last of these
-    // comes first in memory.
-    return chunk.begin == 0 ? nullptr
-                            : a_.output +
-            a_.sizes.state_size *
-                std::min(
-                    a_.steps[chunk.begin - 1].first_row,
-                    a_.steps[chunk.end - 2].first_row);
-  }
-
-  int64_t rows_to_gather() const {
-    int64_t rows = 0;
-    for (const auto& chunk : chunks_) {
-      rows = std::max(rows, old_h_together(chunk) ? 0 : chunk.rows);
-    }
-    return rows;
-  }
-
   // The h that each row of a chunk begins with, in the order of the input.
   const scalar_t* old_h(const SequenceChunk& chunk, scalar_t* scratch) const {
-    if (const auto* together = old_h_together(chunk)) {
-      return together;
+    if (a_.is_one_step()) {
+      return a_.h0;
     }
     at::parallel_for(
         chunk.begin,
@@ -380,12 +348,10 @@ class Backward {
 
 template <typename scalar_t>
 void backward_steps(const BackwardPointers<scalar_t>& pointers) {
-  if constexpr (kPair<scalar_t> == 2) {
-    if (has_bfloat16_product()) { // odd sizes are padded with zeros
-      return Backward<scalar_t, scalar_t>(pointers).run();
-    }
-  }
-  Backward<scalar_t, at::opmath_type<scalar_t>>(pointers).run();
+  constexpr bool pairs_fit = true; // odd sizes are padded with zeros
+  with_gemm_type<scalar_t>(pairs_fit, [&](auto gemm) {
+    Backward<scalar_t, decltype(gemm)>(pointers).run();
+  });
 }
 
 } // namespace lltm

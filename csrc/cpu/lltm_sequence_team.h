@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cpu/primitives/team.h"
+#include "cpu/primitives/barrier.h"
 #include "ops/lltm_sequence_steps.h"
 
 #include <algorithm>
@@ -74,7 +74,7 @@ class Team {
 
   template <typename Body>
   void run(const Body& body) const {
-    run_team(slots(), body);
+    run_together(slots(), body);
   }
 
  private:

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "ops/gate_math.h"
+#include "ops/gate_gradients.h"
 
 #include <ATen/OpMathType.h>
 

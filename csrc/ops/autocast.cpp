@@ -30,11 +30,6 @@ at::Tensor cast_for_autocast(
   return at::autocast::cached_cast(dtype, tensor, device_type);
 }
 
-bool transform_brings_autocast_back(const at::Tensor& tensor) {
-  return transform_is_active() &&
-      (is_in_lower_precision || autocast_applies(tensor));
-}
-
 namespace {
 
 // All arguments in the autocast dtype, as for lstm_cell. What goes backward has

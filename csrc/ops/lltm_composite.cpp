@@ -1,7 +1,5 @@
 #include "ops/lltm_composite.h"
 
-#include "ops/autocast.h"
-#include "ops/checks.h"
 #include "ops/dispatch.h"
 
 #include <ATen/OpMathType.h>
@@ -31,6 +29,19 @@ at::Tensor columns_for_input(
     const at::Tensor& input,
     const at::Tensor& old_h) {
   return weights.narrow_symint(1, old_h.sym_size(1), input.sym_size(1));
+}
+
+// The composite formulas are right on a GPU too, but slow, so nobody who has a
+// GPU means to use them.
+void warn_without_cuda_kernels([[maybe_unused]] const at::Tensor& tensor) {
+#ifndef LLTM_CUDA_VERSION
+  if (tensor.is_cuda()) {
+    TORCH_WARN_ONCE(
+        "lltm: expected a library with CUDA kernels, but this one was built "
+        "without, so calls on a GPU are slow; build it again with CUDA_HOME "
+        "set");
+  }
+#endif
 }
 
 } // namespace
@@ -85,30 +96,10 @@ BackwardResult pre_activations_backward(
       output_mask[4] ? as_input(d_old_cell) : at::Tensor()};
 }
 
-namespace {
-
-// The composite formulas are right on a GPU too, but slow, so nobody who has a
-// GPU means to use them.
-void warn_without_cuda_kernels([[maybe_unused]] const at::Tensor& tensor) {
-#ifndef LLTM_CUDA_VERSION
-  if (tensor.is_cuda()) {
-    TORCH_WARN_ONCE(
-        "lltm: expected a library with CUDA kernels, but this one was built "
-        "without, so calls on a GPU are slow; build it again with CUDA_HOME "
-        "set");
-  }
-#endif
-}
-
-} // namespace
-
 namespace composite {
 
 at::Tensor to_opmath(const at::Tensor& tensor) {
-  return tensor.to(
-      transform_brings_autocast_back(tensor)
-          ? at::kDouble
-          : at::toOpMathType(tensor.scalar_type()));
+  return tensor.to(at::toOpMathType(tensor.scalar_type()));
 }
 
 ForwardWithGatesResult step(const ForwardArguments& a) {
@@ -159,37 +150,23 @@ std::pair<at::Tensor, at::Tensor> gate_gradients(
   return {std::move(d_gates), std::move(d_cell)};
 }
 
-BackwardResult backward_with_gates(
-    const BackwardArguments& a,
-    const at::Tensor& grad_gates) {
-  const auto [d_gates, d_cell] =
-      gate_gradients(a.grad_h, a.grad_cell, grad_gates, a.new_cell, a.gates);
-  return pre_activations_backward(
-      d_gates, d_cell, a.input, a.weights, a.old_h, a.output_mask);
-}
-
 } // namespace composite
 
-template <>
-ForwardWithGatesResult composite_kernel<_forward_with_gates>(
-    const ForwardArguments& arguments) {
-  check_arguments(arguments);
-  auto [new_h, new_cell, gates] = composite::step(arguments);
+ForwardWithGatesResult composite_forward(const ForwardArguments& a) {
+  auto [new_h, new_cell, gates] = composite::step(a);
   return {
       std::move(new_h),
-      new_cell.to(arguments.old_cell.scalar_type()),
+      new_cell.to(a.old_cell.scalar_type()),
       std::move(gates)};
 }
 
-template <>
-ForwardResult composite_kernel<forward>(const ForwardArguments& arguments) {
-  return without_gates(composite_kernel<_forward_with_gates>(arguments));
-}
-
-template <>
-BackwardResult composite_kernel<backward>(const BackwardArguments& arguments) {
-  check_arguments(arguments);
-  return composite::backward_with_gates(arguments, at::Tensor());
+BackwardResult composite_backward(
+    const BackwardArguments& a,
+    const at::Tensor& grad_gates) {
+  const auto [d_gates, d_cell] = composite::gate_gradients(
+      a.grad_h, a.grad_cell, grad_gates, a.new_cell, a.gates);
+  return pre_activations_backward(
+      d_gates, d_cell, a.input, a.weights, a.old_h, a.output_mask);
 }
 
 // Any device without kernels in a folder of its own.

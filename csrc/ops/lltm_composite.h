@@ -1,7 +1,9 @@
 #pragma once
 
+#include "ops/checks.h"
 #include "ops/lltm.h"
 
+#include <type_traits>
 #include <utility>
 
 // The cell in plain, differentiable ATen: its linear part, for kernels that
@@ -34,7 +36,7 @@ BackwardResult pre_activations_backward(
 // The kernels of every device that has none of its own. Autograd and vmap fall
 // back to them where the fused kernels have no derivative or batching rule. For
 // half types the dtype of all computation, opmath, is float32, and only results
-// are rounded. Where autocast would round float32, opmath is float64.
+// are rounded.
 namespace composite {
 
 at::Tensor to_opmath(const at::Tensor& tensor);
@@ -52,23 +54,28 @@ std::pair<at::Tensor, at::Tensor> gate_gradients(
     const at::Tensor& new_cell,
     const at::Tensor& gates);
 
-// The gradients of all three results of forward with gates, without checks.
-BackwardResult backward_with_gates(
+} // namespace composite
+
+// Forward with gates, and backward from the gradients of all three results,
+// without checks. grad_gates may be undefined.
+ForwardWithGatesResult composite_forward(const ForwardArguments& arguments);
+BackwardResult composite_backward(
     const BackwardArguments& arguments,
     const at::Tensor& grad_gates);
 
-} // namespace composite
-
-// The composite kernel of an operator.
-template <auto op>
-auto composite_kernel(const ArgumentsOf<op>& arguments)
-    -> decltype(op(arguments));
-template <>
-ForwardResult composite_kernel<forward>(const ForwardArguments& arguments);
-template <>
-ForwardWithGatesResult composite_kernel<_forward_with_gates>(
-    const ForwardArguments& arguments);
-template <>
-BackwardResult composite_kernel<backward>(const BackwardArguments& arguments);
+// The composite kernel of an operator. By the type of its arguments it calls
+// the functions above, or those for sequences of lltm_sequence_composite.h.
+template <auto op, typename Arguments = ArgumentsOf<op>>
+auto composite_kernel(const Arguments& arguments) -> decltype(op(arguments)) {
+  using Result = decltype(op(arguments));
+  check_arguments(arguments);
+  if constexpr (std::is_same_v<Result, BackwardResult>) {
+    return composite_backward(arguments, at::Tensor());
+  } else if constexpr (std::is_same_v<Result, ForwardResult>) {
+    return without_gates(composite_forward(arguments));
+  } else {
+    return composite_forward(arguments);
+  }
+}
 
 } // namespace lltm

@@ -1,6 +1,5 @@
 #include "ops/lltm_sequence_composite.h"
 
-#include "ops/checks.h"
 #include "ops/dispatch.h"
 
 #include <ATen/TensorOperators.h>
@@ -32,17 +31,6 @@ at::Tensor like_input(const at::Tensor& rows, const at::Tensor& input) {
   return rows.view_symint(sizes);
 }
 
-// A step without rows where there is none, so that results come of all
-// arguments: vmap and autograd follow that.
-template <typename Arguments>
-std::vector<SequenceStep> at_least_one_step(const Arguments& a) {
-  auto steps = sequence_steps(a);
-  if (steps.empty()) {
-    steps.push_back({.first_row = 0, .rows = 0, .carried = 0});
-  }
-  return steps;
-}
-
 // Joins the tensors of all steps. They stand in the order of time, or in the
 // opposite order if reverse.
 at::Tensor in_order_of_time(std::vector<at::Tensor> tensors, bool reverse) {
@@ -52,20 +40,22 @@ at::Tensor in_order_of_time(std::vector<at::Tensor> tensors, bool reverse) {
   return at::cat(tensors, 0);
 }
 
-// The state that a step begins with. before is the state after the step before
-// it; its first rows are carried.
-at::Tensor old_state(
+// Zeros in the rows that the step resets: no state passes a reset, and no
+// gradient.
+at::Tensor reset(
+    const at::Tensor& state,
     const SequenceStep& step,
-    const at::Tensor& before,
-    const at::Tensor& initial,
     const OptionalTensor& resets) {
-  const auto begun = initial.narrow(0, step.carried, step.rows - step.carried);
-  const auto carried = before.narrow(0, 0, step.carried);
-  const auto state = step.carried == 0 ? begun
-      : step.carried == step.rows      ? carried
-                                       : at::cat({carried, begun}, 0);
   return resets ? state.masked_fill(of_step(*resets, step).unsqueeze(1), 0)
                 : state;
+}
+
+// The rows of a step, then the rest of the batch, which keeps what it had
+// before.
+at::Tensor with_kept(const at::Tensor& rows, const at::Tensor& before) {
+  const auto rest = before.size(0) - rows.size(0);
+  return rest == 0 ? rows
+                   : at::cat({rows, before.narrow(0, rows.size(0), rest)}, 0);
 }
 
 } // namespace
@@ -85,40 +75,36 @@ at::Tensor composite::old_states(
       states_and_initial.push_back(
           states.narrow(0, steps[i - 1].first_row, carried));
     }
-    if (carried < rows || rows == 0) {
-      states_and_initial.push_back(initial.narrow(0, carried, rows - carried));
-    }
+    states_and_initial.push_back(initial.narrow(0, carried, rows - carried));
   }
   const auto all = at::cat(states_and_initial, 0);
   return resets ? all.masked_fill(resets->unsqueeze(1), 0) : all;
 }
 
-template <>
-ForwardWithGatesResult composite_kernel<_sequence_forward_with_gates>(
-    const SequenceForwardArguments& a) {
-  check_arguments(a);
-  const auto steps = at_least_one_step(a);
+ForwardWithGatesResult composite_forward(const SequenceForwardArguments& a) {
+  const auto steps = sequence_steps(a);
   const auto input_rows = as_rows(a.input);
   const auto reset_rows = flat(a.resets);
   std::vector<at::Tensor> outputs, cells, gates;
-  // Not rounded between steps: that would lose what is added to a state that
-  // has grown.
-  const auto first_cell = composite::to_opmath(a.c0);
   const auto opmath_weights = composite::to_opmath(a.weights);
   const auto opmath_bias = composite::to_opmath(a.bias);
   auto h = a.h0;
-  auto cell = first_cell;
+  // Not rounded between steps: that would lose what is added to a state that
+  // has grown.
+  auto cell = composite::to_opmath(a.c0);
   for (const auto& step : steps) {
-    at::Tensor activated;
-    std::tie(h, cell, activated) = composite::step(
+    const auto [new_h, new_cell, activated] = composite::step(
         {.input = of_step(input_rows, step),
          .weights = opmath_weights,
          .bias = opmath_bias,
-         .old_h = old_state(step, h, a.h0, reset_rows),
-         .old_cell = old_state(step, cell, first_cell, reset_rows)});
-    outputs.push_back(h);
-    cells.push_back(cell.to(a.c0.scalar_type()));
-    gates.push_back(std::move(activated));
+         .old_h = reset(h.narrow(0, 0, step.rows), step, reset_rows),
+         .old_cell = reset(cell.narrow(0, 0, step.rows), step, reset_rows)});
+    // Only in reverse does a later step have more rows.
+    h = a.reverse ? with_kept(new_h, h) : new_h;
+    cell = a.reverse ? with_kept(new_cell, cell) : new_cell;
+    outputs.push_back(new_h);
+    cells.push_back(new_cell.to(a.c0.scalar_type()));
+    gates.push_back(activated);
   }
   const auto joined = [&](std::vector<at::Tensor>& of_steps) {
     return like_input(
@@ -127,17 +113,10 @@ ForwardWithGatesResult composite_kernel<_sequence_forward_with_gates>(
   return {joined(outputs), joined(cells), joined(gates)};
 }
 
-template <>
-ForwardResult composite_kernel<sequence_forward>(
-    const SequenceForwardArguments& arguments) {
-  return without_gates(
-      composite_kernel<_sequence_forward_with_gates>(arguments));
-}
-
-BackwardResult composite::sequence_backward_with_gates(
+BackwardResult composite_backward(
     const SequenceBackwardArguments& a,
     const at::Tensor& grad_gates) {
-  const auto steps = at_least_one_step(a);
+  const auto steps = sequence_steps(a);
   const auto grad_h_rows = as_rows(a.grad_output);
   const auto grad_cell_rows = as_rows(a.grad_cells);
   const auto cell_rows = as_rows(a.cells);
@@ -146,26 +125,15 @@ BackwardResult composite::sequence_backward_with_gates(
       grad_gates.defined() ? as_rows(grad_gates) : grad_gates;
   const auto input_rows = as_rows(a.input);
   const auto reset_rows = flat(a.resets);
-  const auto old_h =
-      old_states(steps, as_rows(a.output), a.h0, a.reverse, reset_rows);
+  const auto old_h = composite::old_states(
+      steps, as_rows(a.output), a.h0, a.reverse, reset_rows);
   // Not rounded between steps.
-  const auto opmath_weights = to_opmath(a.weights);
-  auto d_h = to_opmath(a.h0.new_zeros_symint(a.h0.sym_sizes()));
+  const auto opmath_weights = composite::to_opmath(a.weights);
+  auto d_h = composite::to_opmath(a.h0.new_zeros_symint(a.h0.sym_sizes()));
   auto d_cell = d_h;
   std::vector<at::Tensor> d_gates;
   for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
-    // Takes a gradient to the state that the step began with. The rows that the
-    // step does not have keep theirs.
-    const auto carry = [&](at::Tensor gradient, const at::Tensor& kept) {
-      if (reset_rows) {
-        gradient =
-            gradient.masked_fill(of_step(*reset_rows, *step).unsqueeze(1), 0);
-      }
-      const auto rest = kept.size(0) - step->rows;
-      return rest == 0 ? gradient
-                       : at::cat({gradient, kept.narrow(0, step->rows, rest)});
-    };
-    auto [d_gates_of_step, d_cell_of_step] = gate_gradients(
+    auto [d_gates_of_step, d_cell_of_step] = composite::gate_gradients(
         of_step(grad_h_rows, *step) + d_h.narrow(0, 0, step->rows),
         of_step(grad_cell_rows, *step) + d_cell.narrow(0, 0, step->rows),
         grad_gate_rows.defined() ? of_step(grad_gate_rows, *step)
@@ -175,12 +143,12 @@ BackwardResult composite::sequence_backward_with_gates(
     const auto d_h_of_step = std::get<3>(pre_activations_backward(
         d_gates_of_step,
         {},
-        to_opmath(of_step(input_rows, *step)),
+        composite::to_opmath(of_step(input_rows, *step)),
         opmath_weights,
         of_step(old_h, *step),
         {false, false, false, true, false}));
-    d_h = carry(d_h_of_step, d_h);
-    d_cell = carry(d_cell_of_step, d_cell);
+    d_h = with_kept(reset(d_h_of_step, *step, reset_rows), d_h);
+    d_cell = with_kept(reset(d_cell_of_step, *step, reset_rows), d_cell);
     d_gates.push_back(std::move(d_gates_of_step));
   }
   auto [d_input, d_weights, d_bias, none, nothing] = pre_activations_backward(
@@ -197,13 +165,6 @@ BackwardResult composite::sequence_backward_with_gates(
       d_bias,
       a.output_mask[3] ? d_h.to(dtype) : at::Tensor(),
       a.output_mask[4] ? d_cell.to(dtype) : at::Tensor()};
-}
-
-template <>
-BackwardResult composite_kernel<sequence_backward>(
-    const SequenceBackwardArguments& arguments) {
-  check_arguments(arguments);
-  return composite::sequence_backward_with_gates(arguments, at::Tensor());
 }
 
 TORCH_LIBRARY_IMPL(lltm, CompositeExplicitAutograd, m) {

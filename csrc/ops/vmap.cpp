@@ -82,18 +82,10 @@ class MappedBatch {
 
 template <auto op, typename Arguments = ArgumentsOf<op>>
 auto vmap_kernel(const Arguments& arguments) -> decltype(op(arguments)) {
-  check_devices(arguments);
-  // vmap comes before autocast in the dispatch order, and composite formulas
-  // must not be autocast one by one, each by a rule of its own.
-  decltype(op(arguments)) results;
-  if constexpr (!kAreGradients<decltype(results)>) {
-    if (autocast_applies(arguments.input)) {
-      return call_in_lower_precision<vmap_kernel<op>>(arguments);
-    }
-  }
   check_arguments(arguments);
   const MappedBatch batch(arguments);
   bool folds = batch.can_fold();
+  decltype(op(arguments)) results;
   for_each_result(arguments, results, [&](auto&, const Shape& shape) {
     // A gradient without a batch is a sum over the rows of one mapped call.
     folds &= batch_dim(shape) >= 0;
@@ -114,14 +106,20 @@ auto vmap_kernel(const Arguments& arguments) -> decltype(op(arguments)) {
 
 } // namespace
 
+// vmap comes before autocast in the dispatch order, so what goes forward is
+// cast here.
 TORCH_LIBRARY_IMPL(lltm, FuncTorchBatched, m) {
-  m.impl("forward", as_kernel<vmap_kernel<forward>>());
-  m.impl("_forward_with_gates", as_kernel<vmap_kernel<_forward_with_gates>>());
+  m.impl("forward", as_kernel<autocast_kernel<vmap_kernel<forward>>>());
+  m.impl(
+      "_forward_with_gates",
+      as_kernel<autocast_kernel<vmap_kernel<_forward_with_gates>>>());
   m.impl("backward", as_kernel<vmap_kernel<backward>>());
-  m.impl("sequence_forward", as_kernel<vmap_kernel<sequence_forward>>());
+  m.impl(
+      "sequence_forward",
+      as_kernel<autocast_kernel<vmap_kernel<sequence_forward>>>());
   m.impl(
       "_sequence_forward_with_gates",
-      as_kernel<vmap_kernel<_sequence_forward_with_gates>>());
+      as_kernel<autocast_kernel<vmap_kernel<_sequence_forward_with_gates>>>());
   m.impl("sequence_backward", as_kernel<vmap_kernel<sequence_backward>>());
 }
 

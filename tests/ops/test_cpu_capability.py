@@ -71,7 +71,7 @@ def test_teams_of_more_threads_than_this_machine_has_processors(tmp_path):
 
 
 LOOPS_OF_GATES = """
-#include "ops/gate_math.h"
+#include "ops/gate_gradients.h"
 
 void forward(const float* __restrict__ in, float* __restrict__ out, long n) {
   for (long i = 0; i < n; ++i) {

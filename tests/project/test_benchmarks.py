@@ -54,6 +54,19 @@ def test_sequence(tmp_path):
             assert bool(row["onnxruntime"]) == (row["what"] == "inference")
 
 
+def test_fresh_processes(tmp_path):
+    options = ["--shapes", "9x2x4x6", "--rounds", 3, "--output", tmp_path]
+    said = run("fresh_processes.py", *options)
+    rows = median, slowest = figures.read(tmp_path / "fresh_processes.csv")
+    assert [row["process"] for row in rows] == ["median", "slowest"]
+    others = ["onnxruntime"] if HAS_ONNXRUNTIME else ["LSTM", "GRU"]
+    for name in ("lltm_ops", *others):
+        assert 0 < float(median[name]) <= float(slowest[name])
+    ratios = [float(median[name]) / float(row["lltm_ops"]) for name in others for row in rows]
+    said_ratios = [float(ratio) for ratio in re.findall(r"(\S+) times", said)]
+    assert said_ratios == pytest.approx(ratios, abs=0.01)
+
+
 def test_lengths(tmp_path):
     options = ["--lengths", 1, 9, "--rounds", 1, "--threads", 1]
     run("lengths.py", *options, "--output", tmp_path)

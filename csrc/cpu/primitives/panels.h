@@ -35,7 +35,6 @@ C10_ALWAYS_INLINE void convert_element(const from_t& from, to_t& to) {
   }
 }
 
-#ifdef LLTM_SHUFFLE
 // to = from.T, 4 x 4 words: every instruction set shuffles 16 bytes.
 template <typename T>
 C10_ALWAYS_INLINE void transpose_words(Matrix<const T> from, Matrix<T> to) {
@@ -55,7 +54,15 @@ C10_ALWAYS_INLINE void transpose_words(Matrix<const T> from, Matrix<T> to) {
     std::memcpy(to.row(i), &rows[i], sizeof(rows[i]));
   }
 }
-#endif
+
+// The distance between rows of so many elements: an odd number of cache lines,
+// because rows that lie a multiple of many lines apart fall on the same sets of
+// a cache.
+template <typename T>
+int64_t leading_dimension(int64_t size) {
+  constexpr int64_t line = 64 / sizeof(T);
+  return (at::divup(size, line) | 1) * line;
+}
 
 // to [columns, rows] = from [rows, columns].T. What lies beyond the rows, up to
 // padded, becomes zero. begin and end count columns.
@@ -93,7 +100,6 @@ struct Transpose {
       int64_t columns,
       Matrix<to_t> to) {
     int64_t whole_rows = 0;
-#ifdef LLTM_SHUFFLE
     if constexpr (std::is_same_v<from_t, to_t> && sizeof(from_t) == 4) {
       whole_rows = rows / 4 * 4;
       const auto whole_columns = columns / 4 * 4;
@@ -108,7 +114,6 @@ struct Transpose {
           columns - whole_columns,
           to.part(whole_columns, 0));
     }
-#endif
     if (rows == 16 && columns == 16 && whole_rows == 0) {
       elements(from, 16, 16, to); // gcc makes vectors of this
     } else {
@@ -235,12 +240,13 @@ struct PairRows {
 template <typename T>
 class Panels {
  public:
+  static constexpr int64_t kTermsAtOnce = 16; // even, for pairs
+
   Panels(int64_t terms, int64_t columns, int64_t width)
-      : terms_(padded_terms<T>(terms)),
+      : terms_(Product<T>::padded_terms(terms)),
         columns_(columns),
         width_(width),
-        // Rows of an odd number of cache lines fall on all sets of a cache.
-        ld_(width >= kLine * 8 ? (width / kLine | 1) * kLine : width),
+        ld_(width < 128 ? width : leading_dimension<T>(width)),
         memory_(count() * ld_ * terms_) {}
 
   int64_t count() const {
@@ -249,6 +255,10 @@ class Panels {
 
   int64_t terms() const {
     return terms_;
+  }
+
+  int64_t columns() const {
+    return columns_;
   }
 
   int64_t width() const {
@@ -294,23 +304,6 @@ class Panels {
     }
   }
 
-  // The same for all terms and columns, on all threads.
-  template <typename from_t>
-  void pack_on_threads(Matrix<const from_t> from, int64_t rows) const {
-    at::parallel_for(
-        0,
-        at::divup(terms_, kTermsAtOnce),
-        grain_size(kTermsAtOnce * columns_ / kPackedPerNanosecond),
-        [&](int64_t begin, int64_t end) {
-          pack(
-              from,
-              rows,
-              columns_,
-              begin * kTermsAtOnce,
-              std::min(end * kTermsAtOnce, terms_));
-        });
-  }
-
   // Copies terms [begin, end) from a matrix with a row for each column, to the
   // columns of a panel from column on; first is the term of its first column.
   template <typename from_t>
@@ -338,9 +331,6 @@ class Panels {
   }
 
  private:
-  static constexpr int64_t kTermsAtOnce = 16; // even, for pairs
-  static constexpr int64_t kLine = 16;
-
   const int64_t terms_;
   const int64_t columns_;
   const int64_t width_;

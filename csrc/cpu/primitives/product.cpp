@@ -22,12 +22,10 @@ struct Multiply {
   template <int64_t kBytes>
   C10_ALWAYS_INLINE void run(int64_t begin, int64_t end) const {
     if (p.K <= kFewTerms) {
-      in_tiles<kTileRows<kBytes, kVectorsOfLongRows<kBytes>>>(
-          p.M, LongRows<kBytes>{*this, begin, end});
-      return;
+      return long_rows<kBytes>(begin, end);
     }
-    for (int64_t k = 0; k < p.K; k += p.chain) {
-      const auto terms = std::min(p.chain, p.K - k);
+    for (int64_t k = 0; k < p.K; k += p.kTermsOfAChain) {
+      const auto terms = std::min(p.kTermsOfAChain, p.K - k);
       auto column = begin;
       auto vectors = (end - begin) / Lanes<T, kBytes>::count;
       // 4 are two panels of 2, because a panel of 1 is the slowest.
@@ -49,57 +47,40 @@ struct Multiply {
  private:
   // Some rows of A by all columns.
   template <int64_t kBytes>
-  struct LongRows {
-    const Multiply& m;
-    int64_t begin;
-    int64_t end;
-
-    template <int64_t kRows>
-    C10_ALWAYS_INLINE void rows(int64_t row) const {
-      constexpr auto lanes = Lanes<T, kBytes>::count;
+  C10_ALWAYS_INLINE void long_rows(int64_t begin, int64_t end) const {
+    constexpr auto lanes = Lanes<T, kBytes>::count;
+    constexpr auto most = kVectorsOfLongRows<kBytes>;
+    // The last vector may overlap the one before, unless an overlap would be
+    // added twice.
+    const bool overlaps = !p.accumulate && end - begin >= lanes;
+    const auto rows = [&]<int64_t kRows>(
+                          int64_t row) __attribute__((always_inline)) {
       auto column = begin;
-      constexpr auto most = kVectorsOfLongRows<kBytes>;
       for (; column + most * lanes <= end; column += most * lanes) {
-        m.template one<kBytes, kRows, most, true>(row, column, 0, m.p.K, 0);
+        one<kBytes, kRows, most, true>(row, column, 0, p.K);
       }
       for (; column + 2 * lanes <= end; column += 2 * lanes) {
-        m.template one<kBytes, kRows, 2, true>(row, column, 0, m.p.K, 0);
+        one<kBytes, kRows, 2, true>(row, column, 0, p.K);
       }
-      // The last vector may overlap the one before, unless an overlap would be
-      // added twice.
-      const bool overlaps = !m.p.accumulate && end - begin >= lanes;
       for (; column + (overlaps ? 1 : lanes) <= end; column += lanes) {
-        const auto first = std::min(column, end - lanes);
-        m.template one<kBytes, kRows, 1, true>(row, first, 0, m.p.K, 0);
+        one<kBytes, kRows, 1, true>(row, std::min(column, end - lanes), 0, p.K);
       }
       if (column < end) {
-        m.template one<kBytes, kRows, 1, false>(
-            row, column, 0, m.p.K, end - column);
+        one<kBytes, kRows, 1, false>(row, column, 0, p.K, end - column);
       }
-    }
-  };
+    };
+    in_tiles<kTileRows<kBytes, most>>(p.M, rows);
+  }
 
   // Some columns by all rows of A.
   template <int64_t kBytes, int64_t kVectors, bool kWhole>
-  struct Panel {
-    const Multiply& m;
-    int64_t k;
-    int64_t terms;
-    int64_t column;
-    int64_t columns;
-
-    template <int64_t kRows>
-    C10_ALWAYS_INLINE void rows(int64_t row) const {
-      m.template one<kBytes, kRows, kVectors, kWhole>(
-          row, column, k, terms, columns);
-    }
-  };
-
-  template <int64_t kBytes, int64_t kVectors, bool kWhole>
   C10_ALWAYS_INLINE int64_t
   panel(int64_t k, int64_t terms, int64_t column, int64_t columns = 0) const {
-    in_tiles<kTileRows<kBytes, kVectors>>(
-        p.M, Panel<kBytes, kVectors, kWhole>{*this, k, terms, column, columns});
+    const auto rows =
+        [&]<int64_t kRows>(int64_t row) __attribute__((always_inline)) {
+          one<kBytes, kRows, kVectors, kWhole>(row, column, k, terms, columns);
+        };
+    in_tiles<kTileRows<kBytes, kVectors>>(p.M, rows);
     return kVectors * Lanes<T, kBytes>::count;
   }
 
@@ -109,7 +90,7 @@ struct Multiply {
       int64_t column,
       int64_t k,
       int64_t terms,
-      int64_t columns) const {
+      int64_t columns = 0) const {
     const auto A = p.A.part(row, k);
     const auto B = p.B.part(k, column);
     const auto C = p.C.part(row, column);

@@ -3,13 +3,12 @@
 #include "cpu/primitives/matrix.h"
 #include "cpu/primitives/registers.h"
 
+#include <c10/macros/Macros.h>
+
+#include <algorithm>
 #include <cstdint>
 
 namespace lltm {
-
-// Terms of one chain of additions, at most. So few keep the error below twice
-// that of PyTorch's products, and a vector or two of B stay in L1.
-constexpr int64_t kTermsOfAChain = 256;
 
 // With so few terms most of the time goes into writing C, so it is written in
 // long rows.
@@ -30,7 +29,32 @@ struct Product {
   // One row or two have too few sums to hide the latency of an addition, so
   // each sum has several chains.
   bool several_chains = M <= 2;
-  int64_t chain = kTermsOfAChain;
+
+  // Terms of one chain of additions, at most. So few keep the error below twice
+  // that of PyTorch's products, and a vector or two of B stay in L1.
+  static constexpr int64_t kTermsOfAChain = 512;
+
+  // K, with the zeros that a product needs.
+  static int64_t padded_terms(int64_t K) {
+    return K;
+  }
+
+  // A product is fastest with a multiple of so many columns.
+  static int64_t columns() {
+    return lanes_of_a_register<T>();
+  }
+
+  // The width of the panels that so many columns are packed in. The tile takes
+  // up to three vectors at once, and is slowest with one.
+  static int64_t panel_width(int64_t size) {
+    const auto vectors = (size + columns() - 1) / columns();
+    return std::min<int64_t>(vectors, vectors % 3 == 1 ? 2 : 3) * columns();
+  }
+
+  // A thread has one while it multiplies.
+  struct Guard {
+    ~Guard() {} // not trivial: an unused variable would be a warning
+  };
 };
 
 // The product comes by reference: a copy of a Matrix waits until both of its

@@ -13,10 +13,7 @@ namespace lltm {
 
 namespace {
 
-// Terms of a call. The rounding of inputs and results is larger than the error
-// of any chain, and long chains save time: 17 % at 32x1024x1024 on the Xeon,
-// with 2048 in place of 512.
-constexpr int64_t kTermsOfACall = 2048;
+using PairProduct = Product<c10::BFloat16>;
 
 // Terms that AMX multiplies at a time. On the Xeon products are fastest for
 // whole tiles of AMX. For some other sizes, like 388 and 556, they are six
@@ -36,7 +33,7 @@ int64_t terms_of_an_amx_tile() {
 constexpr int64_t kTermsWorthTwoProducts = 384;
 
 int64_t terms_of_a_call(int64_t left) {
-  const auto terms = std::min(left, kTermsOfACall);
+  const auto terms = std::min(left, PairProduct::kTermsOfAChain);
   const auto tile = terms_of_an_amx_tile();
   return terms >= kTermsWorthTwoProducts ? terms / tile * tile : terms;
 }
@@ -75,17 +72,18 @@ bool try_product() {
   }
   // No function tells whether oneDNN supports bfloat16. A call raises where it
   // does not, as under ONEDNN_MAX_CPU_ISA.
-  std::array<c10::BFloat16, kColumnsOfPairs * 2> zeros{};
-  std::array<float, kColumnsOfPairs> result{};
+  constexpr int64_t N = 16;
+  std::array<c10::BFloat16, N * 2> zeros{};
+  std::array<float, N> result{};
   try {
-    const ProductGuard<c10::BFloat16> guard;
+    const PairProduct::Guard guard;
     multiply<c10::BFloat16>(
         {.M = 1,
-         .N = kColumnsOfPairs,
+         .N = N,
          .K = 2,
          .A = {zeros.data(), 2},
-         .B = {zeros.data(), kColumnsOfPairs},
-         .C = {result.data(), kColumnsOfPairs},
+         .B = {zeros.data(), N},
+         .C = {result.data(), N},
          .accumulate = false});
     return true;
   } catch (const std::exception&) {
@@ -109,15 +107,15 @@ bool has_bfloat16_product() {
   return supported;
 }
 
-int64_t padded_terms_of_pairs(int64_t size) {
-  const auto multiple = size < 16 ? 2
-      : size > kTermsOfACall      ? 32
-                             : std::max<int64_t>(8, terms_of_an_amx_tile());
-  return (size + multiple - 1) / multiple * multiple;
+int64_t PairProduct::padded_terms(int64_t K) {
+  const auto multiple = K < 16 ? 2
+      : K > kTermsOfAChain     ? 32
+                               : std::max<int64_t>(8, terms_of_an_amx_tile());
+  return (K + multiple - 1) / multiple * multiple;
 }
 
 template <>
-void multiply(const Product<c10::BFloat16>& p) {
+void multiply(const PairProduct& p) {
   for (int64_t k = 0, terms = 0; k < p.K; k += terms) {
     terms = terms_of_a_call(p.K - k);
     for (int64_t row = 0, rows = 0; row < p.M; row += rows) {
@@ -138,15 +136,8 @@ void multiply(const Product<c10::BFloat16>& p) {
   }
 }
 
-template <typename T>
-void release_product() {
-  if constexpr (kPair<T> == 2) {
-    at::native::cpublas::brgemm_release();
-  }
+PairProduct::Guard::~Guard() {
+  at::native::cpublas::brgemm_release();
 }
-
-template void release_product<float>();
-template void release_product<double>();
-template void release_product<c10::BFloat16>();
 
 } // namespace lltm

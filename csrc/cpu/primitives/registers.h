@@ -22,11 +22,10 @@
       "prefer-vector-width=512")))
 #endif
 
-#if defined(__has_builtin)
-#if __has_builtin(__builtin_shufflevector)
-#define LLTM_SHUFFLE __builtin_shufflevector
-#endif
-#endif
+// Lanes of two vectors, by their numbers. gcc 11 has no
+// __builtin_shufflevector.
+#define LLTM_SHUFFLE(a, b, ...) \
+  __builtin_shuffle(a, b, decltype(a == b){__VA_ARGS__})
 
 namespace lltm {
 

@@ -124,7 +124,7 @@ constexpr int64_t kTileRows =
     kVectors == 1 ? (kHasManyRegisters<kBytes> ? 12 : 8)
                   : (kHasManyRegisters<kBytes> ? 24 : 12) / kVectors;
 
-// Calls body.rows<rows>(first), for at most kMost rows.
+// Calls body<rows>(first), for at most kMost rows.
 template <int64_t kMost, typename Body>
 C10_ALWAYS_INLINE void tile_of(int64_t rows, const Body& body, int64_t first) {
   if constexpr (kMost > 1) {
@@ -132,7 +132,7 @@ C10_ALWAYS_INLINE void tile_of(int64_t rows, const Body& body, int64_t first) {
       return tile_of<kMost - 1>(rows, body, first);
     }
   }
-  body.template rows<kMost>(first);
+  body.template operator()<kMost>(first);
 }
 
 // The same for any number of rows, with the fewest tiles, as equal as they can

@@ -18,7 +18,6 @@ constexpr int64_t kFlopPerNanosecond = 200;
 constexpr int64_t kPackedPerNanosecond = 4; // elements copied to another layout
 constexpr int64_t kBytesPerNanosecond = 100; // of weights that are read
 constexpr int64_t kNanosecondsOfGates = 1;   // of a hidden unit
-constexpr int64_t kNanosecondsOfGatesBackward = 2;
 
 // To wake a thread costs 1 to 3 us.
 constexpr int64_t kNanosecondsWorthAThread = 5000;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cuda/recurrence/block.h"
+#include "ops/gate_gradients.h"
 
 #include <cstdint>
 

@@ -4,7 +4,7 @@
 
 #include "ops/checks.h"
 #include "ops/dispatch.h"
-#include "ops/gate_math.h"
+#include "ops/gate_gradients.h"
 #include "ops/lltm.h"
 #include "ops/lltm_composite.h"
 

@@ -1,10 +1,10 @@
-// Threads that wait for one another (cpu/primitives/team.h) all come back, also
+// Threads that wait for one another (cpu/primitives/barrier.h) all come back, also
 // when one of them fails; and how many there are
 // (cpu/lltm_sequence_team.h).
 
 #include "cpu/lltm_gates.h"
 #include "cpu/lltm_sequence_team.h"
-#include "cpu/primitives/team.h"
+#include "cpu/primitives/barrier.h"
 
 #include <c10/util/Exception.h>
 
@@ -28,7 +28,7 @@ constexpr int64_t kSteps = 50;
 void test_a_barrier_orders_what_threads_write(int64_t slots) {
   std::vector<int64_t> steps(slots, -1);
   std::atomic<int64_t> late{0};
-  lltm::run_team(
+  lltm::run_together(
       slots, [&](int64_t begin, int64_t end, lltm::Barrier& barrier) {
         for (int64_t step = 0; step < kSteps; ++step) {
           for (int64_t i = begin; i < end; ++i) {
@@ -47,7 +47,7 @@ void test_a_barrier_orders_what_threads_write(int64_t slots) {
 void test_who_fails_lets_the_others_go(int64_t slots, int64_t failing) {
   bool thrown = false;
   try {
-    lltm::run_team(
+    lltm::run_together(
         slots, [&](int64_t begin, int64_t end, lltm::Barrier& barrier) {
           for (int64_t step = 0; step < kSteps; ++step) {
             if (step == kSteps / 2 && begin <= failing && failing < end) {

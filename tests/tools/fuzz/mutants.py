@@ -36,8 +36,10 @@ class Mutant(NamedTuple):
 
 # Who finds it, and in which file what is replaced by what.
 REPLACED = {
-    (FUZZER, "csrc/ops/gate_math.h"): [
+    (FUZZER, "csrc/ops/gate_gradients.h"): [
         ("d_cell * g * i * (one - i),", "d_cell * g * i * (one + i),"),
+    ],
+    (FUZZER, "csrc/ops/gate_math.h"): [
         ("1.6666665459e-1f", "1.6676665459e-1f"),
     ],
     (FUZZER, "csrc/ops/lltm_sequence_steps.cpp"): [
@@ -63,7 +65,7 @@ REPLACED = {
     (FUZZER, "csrc/cpu/lltm_sequence_team.h"): [
         ("std::min(rows.end, rows_of_step);", "std::min(rows.end, rows_of_step - 1);"),
     ],
-    (FUZZER, "csrc/cpu/primitives/team.h"): [
+    (FUZZER, "csrc/cpu/primitives/barrier.h"): [
         ("phase_.load(std::memory_order_acquire) == phase;", "spin < 0;"),
     ],
     (FUZZER, "csrc/cpu/primitives/panels.h"): [

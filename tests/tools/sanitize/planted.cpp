@@ -2,7 +2,7 @@
 // that is too short, or misaligned, is handed to the library as a tensor, so
 // what is found is found in the library's own code.
 
-#include "cpu/primitives/team.h"
+#include "cpu/primitives/barrier.h"
 #include "ops/lltm.h"
 
 #include <ATen/ATen.h>
@@ -76,7 +76,7 @@ void written_weights() {
 void no_barrier() {
   at::set_num_threads(2);
   std::vector<int64_t> steps(2);
-  lltm::run_team(2, [&](int64_t begin, int64_t end, lltm::Barrier&) {
+  lltm::run_together(2, [&](int64_t begin, int64_t end, lltm::Barrier&) {
     for (auto i = begin; i < end; ++i) {
       steps[i] = steps[1 - i] + 1;
     }
