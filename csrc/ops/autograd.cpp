@@ -94,6 +94,7 @@ variable_list apply(const Arguments& arguments, First... first) {
 struct Cell {
   using Forward = ForwardArguments;
   using Backward = BackwardArguments;
+  static constexpr size_t kGradientsNeeded = 2; // of h and of the cell state
   static constexpr auto forward_with_gates = _forward_with_gates;
   static constexpr auto backward = lltm::backward;
   static constexpr auto composite_backward = composite::backward_with_gates;
@@ -124,6 +125,7 @@ struct Cell {
 struct Sequence {
   using Forward = SequenceForwardArguments;
   using Backward = SequenceBackwardArguments;
+  static constexpr size_t kGradientsNeeded = 1; // that of cells may be missing
   static constexpr auto forward_with_gates = _sequence_forward_with_gates;
   static constexpr auto backward = sequence_backward;
   static constexpr auto composite_backward =
@@ -211,7 +213,8 @@ struct ForwardFunction : torch::autograd::Function<Node> {
     for (size_t i = 0; i < 2; ++i) {
       // Nothing arrives for an output that nobody used. The third tensor is
       // one: new_cell, or output.
-      tensors[i] = grads[i].defined() ? grads[i] : at::zeros_like(tensors[2]);
+      const bool missing = !grads[i].defined() && i < Op::kGradientsNeeded;
+      tensors[i] = missing ? at::zeros_like(tensors[2]) : grads[i];
     }
     OutputMask output_mask{};
     for (size_t i = 0; i < output_mask.size(); ++i) {

@@ -139,7 +139,7 @@ BackwardResult composite::sequence_backward_with_gates(
     const at::Tensor& grad_gates) {
   const auto steps = at_least_one_step(a);
   const auto grad_h_rows = as_rows(a.grad_output);
-  const auto grad_cell_rows = as_rows(a.grad_cells);
+  const auto grad_cell_rows = as_rows(a.grad_cells_or_zeros());
   const auto cell_rows = as_rows(a.cells);
   const auto gate_rows = as_rows(a.gates);
   const auto grad_gate_rows =

@@ -244,6 +244,19 @@ def test_the_largest_sequences_that_the_recurrence_takes(on_host, shape, form):
     assert on_host.outcomes()[0] > 0
 
 
+@each_switch
+@each_sequence_kind
+def test_missing_gradients_of_cells_are_zeros(on_host, switch, kind):
+    """To the bit, and a zero of d_cell has the same sign."""
+    inputs = sequence_backward_inputs(dtype=torch.bfloat16, shape=(4, 3, 5, 32), kind=kind)
+    inputs[1] = torch.zeros_like(inputs[1])
+    switch(on_host)
+    expected = on_host.sequence_backward(*inputs)
+    inputs[1] = None
+    for ours, zeros in zip(on_host.sequence_backward(*inputs), expected, strict=True):
+        assert torch.equal(ours.view(torch.int16), zeros.view(torch.int16))
+
+
 def laid_out(inputs, layout):
     """All tensors but batch_sizes, which the last but two is."""
     kept = len(inputs) - 3
