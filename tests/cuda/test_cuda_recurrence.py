@@ -1,4 +1,7 @@
-"""The recurrence for GPUs in an emulator on the host: numbers, memory, races, planted faults."""
+"""The recurrence for GPUs in an emulator on the host: numbers, memory, races, planted faults.
+
+Also a step of the cell of few rows, a variant among the benchmarks.
+"""
 
 import os
 import subprocess
@@ -68,10 +71,20 @@ PLANTS = {
     "short_shared": (ADDRESS, "heap-buffer-overflow"),
     "plain_stores": (THREAD, "data race"),
 }
+# Likewise of the cell of few rows.
+FEW_ROWS = ROOT / "benchmarks" / "few_rows.h"
+MUTANTS_OF_FEW_ROWS = {
+    "no barrier": ("machine_.sync_block();", "", THREAD, "data race"),
+    "no bound of the batch": ("row_ < cell_.batch", "true", ADDRESS, "heap-buffer-overflow"),
+    "operands in another order": ("high[0], low[1],", "low[1], high[0],", [], ", not "),
+    "the first columns alone": ("+= kInFlight * kStride", "+= 1 << 20", [], ", not "),
+}
 
 
-def compile_check(folder: Path, flags: list[str], csrc: Path = ROOT / "csrc") -> Path:
-    """check.cpp with the emulator, of whose own accesses ThreadSanitizer knows nothing."""
+def compile_check(
+    folder: Path, flags: list[str], csrc: Path = ROOT / "csrc", source: str = "check.cpp"
+) -> Path:
+    """With the emulator, of whose own accesses ThreadSanitizer knows nothing."""
     folder.mkdir(parents=True, exist_ok=True)
     common = [CXX, "-std=c++20", "-Wall", "-Werror", "-Wno-unknown-pragmas"]
     common += [
@@ -79,6 +92,7 @@ def compile_check(folder: Path, flags: list[str], csrc: Path = ROOT / "csrc") ->
         "-Wno-uninitialized",
         f"-I{csrc}",
         f"-I{ROOT / 'csrc'}",
+        f"-I{FEW_ROWS.parent}",
         f"-I{HERE}",
     ]
     common += [f"-isystem{path}" for path in include_paths()]
@@ -87,7 +101,7 @@ def compile_check(folder: Path, flags: list[str], csrc: Path = ROOT / "csrc") ->
     if of_emulator != flags:
         of_emulator.append("-DLLTM_THREAD_SANITIZER")
     printed(*common, *of_emulator, "-c", HERE / "emulator.cpp", "-o", emulator)
-    printed(*common, *flags, HERE / "check.cpp", emulator, "-o", program)
+    printed(*common, *flags, HERE / source, emulator, "-o", program)
     return program
 
 
@@ -165,3 +179,17 @@ def test_a_case_is_repeated_by_its_seed(programs):
     said = fails([programs["numbers"], "--cases=3", "--plant=no_barrier"])
     seed = said.split("seed ")[1].split(",")[0]
     assert fails([programs["numbers"], f"--seed={seed}", "--cases=1", "--plant=no_barrier"]) == said
+
+
+@pytest.mark.parametrize("flags", [["-O2"], ADDRESS, THREAD], ids=" ".join)
+def test_a_cell_of_few_rows_matches_double(tmp_path, flags):
+    printed(compile_check(tmp_path, flags, source="few_rows.cpp"))
+
+
+@pytest.mark.parametrize("name", MUTANTS_OF_FEW_ROWS)
+def test_a_fault_of_the_cell_of_few_rows_is_found(tmp_path, name):
+    old, new, flags, said = MUTANTS_OF_FEW_ROWS[name]
+    source = FEW_ROWS.read_text()
+    assert source.count(old) == 1
+    (tmp_path / FEW_ROWS.name).write_text(source.replace(old, new))
+    assert said in fails(compile_check(tmp_path, flags or ["-O0"], tmp_path, "few_rows.cpp"))
