@@ -1,6 +1,6 @@
 """The recurrence for GPUs in an emulator on the host: numbers, memory, races, planted faults.
 
-Also a step of the cell of few rows, a variant among the benchmarks.
+Also variants among the benchmarks.
 """
 
 import os
@@ -46,7 +46,7 @@ MUTANTS = {
         ", not ",
     ),
     "no bound of the batch": (
-        "row >= step_.rows || resets", "resets", ADDRESS, "heap-buffer-overflow",
+        "row >= step.rows || resets", "resets", ADDRESS, "heap-buffer-overflow",
     ),
     "resets of the step before": ("load_resets_of_lanes(next_);", "", [], ", not "),
     "an index of 32 bits": (
@@ -71,14 +71,41 @@ PLANTS = {
     "short_shared": (ADDRESS, "heap-buffer-overflow"),
     "plain_stores": (THREAD, "data race"),
 }
-# Likewise of the cell of few rows.
-FEW_ROWS = ROOT / "benchmarks" / "few_rows.h"
-MUTANTS_OF_FEW_ROWS = {
-    "no barrier": ("machine_.sync_block();", "", THREAD, "data race"),
-    "no bound of the batch": ("row_ < cell_.batch", "true", ADDRESS, "heap-buffer-overflow"),
-    "operands in another order": ("high[0], low[1],", "low[1], high[0],", [], ", not "),
-    "the first columns alone": ("+= kInFlight * kStride", "+= 1 << 20", [], ", not "),
+BENCHMARKS = ROOT / "benchmarks"
+SMALL = ["--units=64", "--blocks=16"]
+# Variants among the benchmarks: the source, flags, and arguments of the program that runs them.
+VARIANTS = {
+    "few_rows.h": ("few_rows.cpp", [], [[]]),
+    "pipelined_forward.h": (
+        "check.cpp",
+        ["-DLLTM_PIPELINED"],
+        [["--cases=10", "--tiles=2", *SMALL], ["--cases=10", "--tiles=4", *SMALL]],
+    ),
 }
+MUTANTS_OF_VARIANTS = {
+    ("few_rows.h", "no barrier"): ("machine_.sync_block();", "", THREAD, "data race"),
+    ("few_rows.h", "no bound of the batch"): (
+        "row_ < cell_.batch", "true", ADDRESS, "heap-buffer-overflow",
+    ),
+    ("few_rows.h", "operands in another order"): (
+        "high[0], low[1],", "low[1], high[0],", [], ", not ",
+    ),
+    ("few_rows.h", "the first columns alone"): (
+        "+= kInFlight * kStride", "+= 1 << 20", [], ", not ",
+    ),
+    ("pipelined_forward.h", "a barrier for two tiles"): (
+        "machine_.sync_block();", "if (tile % 2 == 1) machine_.sync_block();", THREAD, "data race",
+    ),
+    ("pipelined_forward.h", "gates of the wrong half of the warps"): (
+        "first_tile == tile % 2", "first_tile != tile % 2", [], ", not ",
+    ),
+    ("pipelined_forward.h", "h of a step too early"): (
+        "source_of(0, next_, step_)", "source_of(0, next_, before_)", [], ", not ",
+    ),
+    ("pipelined_forward.h", "resets of the step before"): (
+        "this->load_reset_of_lane(next_, tile);", "", [], ", not ",
+    ),
+}  # fmt: skip
 
 
 def compile_check(
@@ -92,7 +119,7 @@ def compile_check(
         "-Wno-uninitialized",
         f"-I{csrc}",
         f"-I{ROOT / 'csrc'}",
-        f"-I{FEW_ROWS.parent}",
+        f"-I{BENCHMARKS}",
         f"-I{HERE}",
     ]
     common += [f"-isystem{path}" for path in include_paths()]
@@ -181,15 +208,28 @@ def test_a_case_is_repeated_by_its_seed(programs):
     assert fails([programs["numbers"], f"--seed={seed}", "--cases=1", "--plant=no_barrier"]) == said
 
 
+def compile_variant(
+    folder: Path, header: str, flags: list[str], csrc: Path = ROOT / "csrc"
+) -> list[list[str]]:
+    """The commands that run it."""
+    source, more_flags, runs = VARIANTS[header]
+    program = compile_check(folder, flags + more_flags, csrc, source)
+    return [[str(program), *run] for run in runs]
+
+
 @pytest.mark.parametrize("flags", [["-O2"], ADDRESS, THREAD], ids=" ".join)
-def test_a_cell_of_few_rows_matches_double(tmp_path, flags):
-    printed(compile_check(tmp_path, flags, source="few_rows.cpp"))
+@pytest.mark.parametrize("header", VARIANTS)
+def test_variants_match_double(tmp_path, header, flags):
+    for command in compile_variant(tmp_path, header, flags):
+        printed(*command)
 
 
-@pytest.mark.parametrize("name", MUTANTS_OF_FEW_ROWS)
-def test_a_fault_of_the_cell_of_few_rows_is_found(tmp_path, name):
-    old, new, flags, said = MUTANTS_OF_FEW_ROWS[name]
-    source = FEW_ROWS.read_text()
+@pytest.mark.parametrize("mutant", MUTANTS_OF_VARIANTS, ids=": ".join)
+def test_a_fault_of_a_variant_is_found(tmp_path, mutant):
+    header, _ = mutant
+    old, new, flags, said = MUTANTS_OF_VARIANTS[mutant]
+    source = (BENCHMARKS / header).read_text()
     assert source.count(old) == 1
-    (tmp_path / FEW_ROWS.name).write_text(source.replace(old, new))
-    assert said in fails(compile_check(tmp_path, flags or ["-O0"], tmp_path, "few_rows.cpp"))
+    (tmp_path / header).write_text(source.replace(old, new))
+    *_, last = compile_variant(tmp_path, header, flags or ["-O0"], tmp_path)
+    assert said in fails(last)
