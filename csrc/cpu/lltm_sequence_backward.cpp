@@ -23,7 +23,7 @@ BackwardResult backward_kernel_impl(
     return result;
   }
   const auto grad_output = a.grad_output.expect_contiguous();
-  const auto grad_cells = a.grad_cells.expect_contiguous();
+  const auto grad_cells = a.grad_cells_or_zeros().contiguous();
   const auto output = a.output.expect_contiguous();
   const auto cells = a.cells.expect_contiguous();
   const auto gates = a.gates.expect_contiguous();
@@ -48,7 +48,7 @@ BackwardResult backward_kernel_impl(
             .steps = steps,
             .packed = a.batch_sizes.has_value(),
             .grad_output = grad_output->const_data_ptr<scalar_t>(),
-            .grad_cells = grad_cells->const_data_ptr<scalar_t>(),
+            .grad_cells = grad_cells.const_data_ptr<scalar_t>(),
             .output = output->const_data_ptr<scalar_t>(),
             .cells = cells->const_data_ptr<scalar_t>(),
             .gates = gates->const_data_ptr<scalar_t>(),

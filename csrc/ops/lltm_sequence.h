@@ -2,6 +2,8 @@
 
 #include "ops/lltm.h"
 
+#include <ATen/ops/zeros_like.h>
+
 // The cell over whole sequences, as C++ functions. As those of lltm.h, each
 // call goes through the dispatcher.
 //
@@ -52,7 +54,7 @@ struct SequenceBackwardArguments {
   static constexpr auto kOperator = "lltm::sequence_backward";
 
   const at::Tensor& grad_output;
-  const at::Tensor& grad_cells;
+  OptionalTensor grad_cells; // none: zeros
   const at::Tensor& output;
   const at::Tensor& cells;
   const at::Tensor& gates;
@@ -82,6 +84,10 @@ struct SequenceBackwardArguments {
 
   Shape rows(Dim last) const {
     return rows_of_sequence(batch_sizes.has_value(), last);
+  }
+
+  at::Tensor grad_cells_or_zeros() const {
+    return grad_cells ? *grad_cells : at::zeros_like(cells);
   }
 };
 

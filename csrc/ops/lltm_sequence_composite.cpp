@@ -118,7 +118,7 @@ BackwardResult composite_backward(
     const at::Tensor& grad_gates) {
   const auto steps = sequence_steps(a);
   const auto grad_h_rows = as_rows(a.grad_output);
-  const auto grad_cell_rows = as_rows(a.grad_cells);
+  const auto grad_cell_rows = as_rows(a.grad_cells_or_zeros());
   const auto cell_rows = as_rows(a.cells);
   const auto gate_rows = as_rows(a.gates);
   const auto grad_gate_rows =
