@@ -32,17 +32,6 @@ at::Tensor like_input(const at::Tensor& rows, const at::Tensor& input) {
   return rows.view_symint(sizes);
 }
 
-// A step without rows where there is none, so that results come of all
-// arguments: vmap and autograd follow that.
-template <typename Arguments>
-std::vector<SequenceStep> at_least_one_step(const Arguments& a) {
-  auto steps = sequence_steps(a);
-  if (steps.empty()) {
-    steps.push_back({.first_row = 0, .rows = 0, .carried = 0});
-  }
-  return steps;
-}
-
 // Joins the tensors of all steps. They stand in the order of time, or in the
 // opposite order if reverse.
 at::Tensor in_order_of_time(std::vector<at::Tensor> tensors, bool reverse) {
@@ -87,9 +76,7 @@ at::Tensor composite::old_states(
       states_and_initial.push_back(
           states.narrow(0, steps[i - 1].first_row, carried));
     }
-    if (carried < rows || rows == 0) {
-      states_and_initial.push_back(initial.narrow(0, carried, rows - carried));
-    }
+    states_and_initial.push_back(initial.narrow(0, carried, rows - carried));
   }
   const auto all = at::cat(states_and_initial, 0);
   return resets ? all.masked_fill(resets->unsqueeze(1), 0) : all;
@@ -99,7 +86,7 @@ template <>
 ForwardWithGatesResult composite_kernel<_sequence_forward_with_gates>(
     const SequenceForwardArguments& a) {
   check_arguments(a);
-  const auto steps = at_least_one_step(a);
+  const auto steps = sequence_steps(a);
   const auto input_rows = as_rows(a.input);
   const auto reset_rows = flat(a.resets);
   std::vector<at::Tensor> outputs, cells, gates;
@@ -140,7 +127,7 @@ ForwardResult composite_kernel<sequence_forward>(
 BackwardResult composite::sequence_backward_with_gates(
     const SequenceBackwardArguments& a,
     const at::Tensor& grad_gates) {
-  const auto steps = at_least_one_step(a);
+  const auto steps = sequence_steps(a);
   const auto grad_h_rows = as_rows(a.grad_output);
   const auto grad_cell_rows = as_rows(a.grad_cells);
   const auto cell_rows = as_rows(a.cells);

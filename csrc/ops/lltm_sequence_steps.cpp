@@ -51,8 +51,7 @@ const int64_t* data_of(const char* op, const at::Tensor& batch_sizes) {
   return c10::impl::TorchDispatchModeTLS::any_modes_set() ? nullptr : data;
 }
 
-// Lists the steps in the order of time, with carried not yet set. The first one
-// stays without rows, too, because derivatives of higher order go through it.
+// Lists the steps in the order of time, with carried not yet set.
 std::vector<SequenceStep> packed_steps(
     const char* op,
     const at::Tensor& input,
@@ -72,7 +71,7 @@ std::vector<SequenceStep> packed_steps(
             "batch_sizes never to be negative, and never to increase",
             c10::str(size, " at step ", t)));
     // No more of them than input has rows, whatever the sizes say.
-    if (t == 0 || (size > 0 && rows < input.size(0))) {
+    if (size > 0 && rows < input.size(0)) {
       steps.push_back({.first_row = rows, .rows = size, .carried = 0});
     }
     TORCH_CHECK(
@@ -87,22 +86,20 @@ std::vector<SequenceStep> packed_steps(
           c10::str("input to have sum(batch_sizes) = ", rows, " rows"),
           input.size(0)));
   // Whoever gives a packed sequence to a layer has named no h0 or batch_sizes.
+  const auto batch = steps.empty() ? 0 : steps.front().rows;
   TORCH_CHECK(
-      steps.empty() || steps.front().rows == h0.size(0),
+      batch_sizes.size(0) == 0 || batch == h0.size(0),
       expected(
           op,
           c10::str(
-              "an initial state for each of the ",
-              steps.front().rows,
-              " packed sequences"),
+              "an initial state for each of the ", batch, " packed sequences"),
           h0.size(0)));
   return steps;
 }
 
 std::vector<SequenceStep> padded_steps(const at::Tensor& input) {
   const auto batch = input.size(1);
-  std::vector<SequenceStep> steps(
-      batch == 0 ? std::min<int64_t>(input.size(0), 1) : input.size(0));
+  std::vector<SequenceStep> steps(batch == 0 ? 0 : input.size(0));
   for (size_t t = 0; t < steps.size(); ++t) {
     steps[t] = {static_cast<int64_t>(t) * batch, batch, 0};
   }
@@ -134,6 +131,9 @@ std::vector<SequenceStep> sequence_steps(
       size <= most, expected(op, c10::str("at most ", most, " steps"), size));
   auto steps = batch_sizes ? packed_steps(op, input, h0, *batch_sizes)
                            : padded_steps(input);
+  if (steps.empty()) {
+    steps.push_back({.first_row = 0, .rows = 0, .carried = 0});
+  }
   if (reverse) {
     std::reverse(steps.begin(), steps.end());
   }

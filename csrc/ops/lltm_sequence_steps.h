@@ -21,8 +21,9 @@ struct SequenceStep {
 // The rows of a step.
 at::Tensor of_step(const at::Tensor& rows, const SequenceStep& step);
 
-// The steps in the order in which they run, without those that have no rows
-// (but for the first). Checks the values of batch_sizes, and that input and h0
+// The steps in the order in which they run, without those that have no rows. If
+// none has rows, one stays, so that results come of all arguments: vmap and
+// autograd follow that. Checks the values of batch_sizes, and that input and h0
 // have the rows that they say.
 std::vector<SequenceStep> sequence_steps(
     const char* op,
