@@ -155,33 +155,31 @@ auto call_with_mapped_tensors(
       arguments.fields());
 }
 
-// Whether results are gradients, and not h, the cell state and perhaps gates.
-template <typename Results>
-constexpr bool kAreGradients =
-    std::tuple_size_v<Results> == std::tuple_size_v<OutputMask>;
-
-// Calls visit(result, shape) for each result that is wanted.
+// Calls visit(result, shape) for each result that is wanted: for all of h, the
+// cell state and perhaps gates, or for the gradients of output_mask.
 template <typename Arguments, typename Results, typename Visit>
 void for_each_result(const Arguments& a, Results& results, const Visit& visit) {
-  if constexpr (kAreGradients<Results>) {
-    auto& [d_input, d_weights, d_bias, d_h, d_cell] = results;
-    const auto visit_if_wanted = [&](size_t i, auto& gradient, Shape shape) {
-      if (a.output_mask[i]) {
-        visit(gradient, shape);
-      }
-    };
-    visit_if_wanted(0, d_input, a.rows(Dim::kInputFeatures));
-    visit_if_wanted(1, d_weights, kShapeOfWeights);
-    visit_if_wanted(2, d_bias, kShapeOfBias);
-    visit_if_wanted(3, d_h, kShapeOfState);
-    visit_if_wanted(4, d_cell, kShapeOfState);
-  } else {
-    visit(std::get<0>(results), a.rows(Dim::kStateSize));
-    visit(std::get<1>(results), a.rows(Dim::kStateSize));
-    if constexpr (std::tuple_size_v<Results> == 3) {
-      visit(std::get<2>(results), a.rows(Dim::kGates));
-    }
+  const auto state = a.rows(Dim::kStateSize);
+  std::array<Shape, std::tuple_size_v<OutputMask>> shapes{
+      state, state, a.rows(Dim::kGates)};
+  OutputMask wanted = kAllWanted;
+  if constexpr (requires { a.output_mask; }) {
+    shapes = {
+        a.rows(Dim::kInputFeatures),
+        kShapeOfWeights,
+        kShapeOfBias,
+        kShapeOfState,
+        kShapeOfState};
+    wanted = a.output_mask;
   }
+  size_t i = 0;
+  const auto visit_if_wanted = [&](auto& result) {
+    if (wanted[i]) {
+      visit(result, shapes[i]);
+    }
+    ++i;
+  };
+  std::apply([&](auto&... each) { (visit_if_wanted(each), ...); }, results);
 }
 
 } // namespace lltm

@@ -96,7 +96,6 @@ struct Cell {
   using Backward = BackwardArguments;
   static constexpr auto forward_with_gates = _forward_with_gates;
   static constexpr auto backward = lltm::backward;
-  static constexpr auto composite_backward = composite::backward_with_gates;
 
   static void save_for_backward(
       AutogradContext* ctx,
@@ -126,8 +125,6 @@ struct Sequence {
   using Backward = SequenceBackwardArguments;
   static constexpr auto forward_with_gates = _sequence_forward_with_gates;
   static constexpr auto backward = sequence_backward;
-  static constexpr auto composite_backward =
-      composite::sequence_backward_with_gates;
 
   static void save_for_backward(
       AutogradContext* ctx,
@@ -220,7 +217,7 @@ struct ForwardFunction : torch::autograd::Function<Node> {
     const auto arguments =
         saved_arguments<typename Op::Backward>(ctx, tensors, output_mask);
     auto [d_input, d_weights, d_bias, d_h, d_cell] = grads[2].defined()
-        ? Op::composite_backward(arguments, grads[2])
+        ? composite_backward(arguments, grads[2])
         : Op::backward(arguments);
     // None for an_output, and for the arguments after these.
     variable_list gradients{
@@ -272,10 +269,9 @@ struct BackwardFunction : torch::autograd::Function<Node> {
       }
     }
     const auto output_mask = ctx->saved_data["output_mask"].to<OutputMask>();
-    const auto results = defined(
-        Op::composite_backward(
-            saved_arguments<typename Op::Backward>(ctx, tensors, output_mask),
-            at::Tensor()));
+    const auto results = defined(composite_backward(
+        saved_arguments<typename Op::Backward>(ctx, tensors, output_mask),
+        at::Tensor()));
     variable_list outputs, grads_of_outputs;
     for (size_t i = 0; i < results.size(); ++i) {
       if (grads[i].defined() && results[i].requires_grad()) {

@@ -1,6 +1,5 @@
 #include "ops/lltm_composite.h"
 
-#include "ops/checks.h"
 #include "ops/dispatch.h"
 
 #include <ATen/OpMathType.h>
@@ -155,37 +154,23 @@ std::pair<at::Tensor, at::Tensor> gate_gradients(
   return {std::move(d_gates), std::move(d_cell)};
 }
 
-BackwardResult backward_with_gates(
-    const BackwardArguments& a,
-    const at::Tensor& grad_gates) {
-  const auto [d_gates, d_cell] =
-      gate_gradients(a.grad_h, a.grad_cell, grad_gates, a.new_cell, a.gates);
-  return pre_activations_backward(
-      d_gates, d_cell, a.input, a.weights, a.old_h, a.output_mask);
-}
-
 } // namespace composite
 
-template <>
-ForwardWithGatesResult composite_kernel<_forward_with_gates>(
-    const ForwardArguments& arguments) {
-  check_arguments(arguments);
-  auto [new_h, new_cell, gates] = composite::step(arguments);
+ForwardWithGatesResult composite_forward(const ForwardArguments& a) {
+  auto [new_h, new_cell, gates] = composite::step(a);
   return {
       std::move(new_h),
-      new_cell.to(arguments.old_cell.scalar_type()),
+      new_cell.to(a.old_cell.scalar_type()),
       std::move(gates)};
 }
 
-template <>
-ForwardResult composite_kernel<forward>(const ForwardArguments& arguments) {
-  return without_gates(composite_kernel<_forward_with_gates>(arguments));
-}
-
-template <>
-BackwardResult composite_kernel<backward>(const BackwardArguments& arguments) {
-  check_arguments(arguments);
-  return composite::backward_with_gates(arguments, at::Tensor());
+BackwardResult composite_backward(
+    const BackwardArguments& a,
+    const at::Tensor& grad_gates) {
+  const auto [d_gates, d_cell] = composite::gate_gradients(
+      a.grad_h, a.grad_cell, grad_gates, a.new_cell, a.gates);
+  return pre_activations_backward(
+      d_gates, d_cell, a.input, a.weights, a.old_h, a.output_mask);
 }
 
 // Any device without kernels in a folder of its own.

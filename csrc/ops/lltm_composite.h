@@ -1,7 +1,9 @@
 #pragma once
 
+#include "ops/checks.h"
 #include "ops/lltm.h"
 
+#include <type_traits>
 #include <utility>
 
 // The cell in plain, differentiable ATen: its linear part, for kernels that
@@ -52,23 +54,27 @@ std::pair<at::Tensor, at::Tensor> gate_gradients(
     const at::Tensor& new_cell,
     const at::Tensor& gates);
 
-// The gradients of all three results of forward with gates, without checks.
-BackwardResult backward_with_gates(
+} // namespace composite
+
+// Forward with gates, and the gradients of all its three results, without
+// checks. Sequences have functions of the same names.
+ForwardWithGatesResult composite_forward(const ForwardArguments& arguments);
+BackwardResult composite_backward(
     const BackwardArguments& arguments,
     const at::Tensor& grad_gates);
 
-} // namespace composite
-
 // The composite kernel of an operator.
-template <auto op>
-auto composite_kernel(const ArgumentsOf<op>& arguments)
-    -> decltype(op(arguments));
-template <>
-ForwardResult composite_kernel<forward>(const ForwardArguments& arguments);
-template <>
-ForwardWithGatesResult composite_kernel<_forward_with_gates>(
-    const ForwardArguments& arguments);
-template <>
-BackwardResult composite_kernel<backward>(const BackwardArguments& arguments);
+template <auto op, typename Arguments = ArgumentsOf<op>>
+auto composite_kernel(const Arguments& arguments) -> decltype(op(arguments)) {
+  using Result = decltype(op(arguments));
+  check_arguments(arguments);
+  if constexpr (std::is_same_v<Result, BackwardResult>) {
+    return composite_backward(arguments, at::Tensor());
+  } else if constexpr (std::is_same_v<Result, ForwardResult>) {
+    return without_gates(composite_forward(arguments));
+  } else {
+    return composite_forward(arguments);
+  }
+}
 
 } // namespace lltm

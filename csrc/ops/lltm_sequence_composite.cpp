@@ -1,6 +1,5 @@
 #include "ops/lltm_sequence_composite.h"
 
-#include "ops/checks.h"
 #include "ops/dispatch.h"
 
 #include <ATen/TensorOperators.h>
@@ -82,10 +81,7 @@ at::Tensor composite::old_states(
   return resets ? all.masked_fill(resets->unsqueeze(1), 0) : all;
 }
 
-template <>
-ForwardWithGatesResult composite_kernel<_sequence_forward_with_gates>(
-    const SequenceForwardArguments& a) {
-  check_arguments(a);
+ForwardWithGatesResult composite_forward(const SequenceForwardArguments& a) {
   const auto steps = sequence_steps(a);
   const auto input_rows = as_rows(a.input);
   const auto reset_rows = flat(a.resets);
@@ -117,14 +113,7 @@ ForwardWithGatesResult composite_kernel<_sequence_forward_with_gates>(
   return {joined(outputs), joined(cells), joined(gates)};
 }
 
-template <>
-ForwardResult composite_kernel<sequence_forward>(
-    const SequenceForwardArguments& arguments) {
-  return without_gates(
-      composite_kernel<_sequence_forward_with_gates>(arguments));
-}
-
-BackwardResult composite::sequence_backward_with_gates(
+BackwardResult composite_backward(
     const SequenceBackwardArguments& a,
     const at::Tensor& grad_gates) {
   const auto steps = sequence_steps(a);
@@ -136,15 +125,15 @@ BackwardResult composite::sequence_backward_with_gates(
       grad_gates.defined() ? as_rows(grad_gates) : grad_gates;
   const auto input_rows = as_rows(a.input);
   const auto reset_rows = flat(a.resets);
-  const auto old_h =
-      old_states(steps, as_rows(a.output), a.h0, a.reverse, reset_rows);
+  const auto old_h = composite::old_states(
+      steps, as_rows(a.output), a.h0, a.reverse, reset_rows);
   // Not rounded between steps.
-  const auto opmath_weights = to_opmath(a.weights);
-  auto d_h = to_opmath(a.h0.new_zeros_symint(a.h0.sym_sizes()));
+  const auto opmath_weights = composite::to_opmath(a.weights);
+  auto d_h = composite::to_opmath(a.h0.new_zeros_symint(a.h0.sym_sizes()));
   auto d_cell = d_h;
   std::vector<at::Tensor> d_gates;
   for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
-    auto [d_gates_of_step, d_cell_of_step] = gate_gradients(
+    auto [d_gates_of_step, d_cell_of_step] = composite::gate_gradients(
         of_step(grad_h_rows, *step) + d_h.narrow(0, 0, step->rows),
         of_step(grad_cell_rows, *step) + d_cell.narrow(0, 0, step->rows),
         grad_gate_rows.defined() ? of_step(grad_gate_rows, *step)
@@ -154,7 +143,7 @@ BackwardResult composite::sequence_backward_with_gates(
     const auto d_h_of_step = std::get<3>(pre_activations_backward(
         d_gates_of_step,
         {},
-        to_opmath(of_step(input_rows, *step)),
+        composite::to_opmath(of_step(input_rows, *step)),
         opmath_weights,
         of_step(old_h, *step),
         {false, false, false, true, false}));
@@ -176,13 +165,6 @@ BackwardResult composite::sequence_backward_with_gates(
       d_bias,
       a.output_mask[3] ? d_h.to(dtype) : at::Tensor(),
       a.output_mask[4] ? d_cell.to(dtype) : at::Tensor()};
-}
-
-template <>
-BackwardResult composite_kernel<sequence_backward>(
-    const SequenceBackwardArguments& arguments) {
-  check_arguments(arguments);
-  return composite::sequence_backward_with_gates(arguments, at::Tensor());
 }
 
 TORCH_LIBRARY_IMPL(lltm, CompositeExplicitAutograd, m) {

@@ -6,7 +6,9 @@
 
 // The sequence operators as loops over the composite formulas of the cell:
 // plain, differentiable ATen, for the same uses.
-namespace lltm::composite {
+namespace lltm {
+
+namespace composite {
 
 // The state that each step begins with, [rows, state_size], out of the states
 // after all steps and the initial one.
@@ -17,24 +19,12 @@ at::Tensor old_states(
     bool reverse,
     const OptionalTensor& resets);
 
-// The gradients of all three results of sequence_forward with gates, without
-// checks. grad_gates may be undefined.
-BackwardResult sequence_backward_with_gates(
+} // namespace composite
+
+ForwardWithGatesResult composite_forward(
+    const SequenceForwardArguments& arguments);
+BackwardResult composite_backward(
     const SequenceBackwardArguments& arguments,
     const at::Tensor& grad_gates);
-
-} // namespace lltm::composite
-
-namespace lltm {
-
-template <>
-ForwardResult composite_kernel<sequence_forward>(
-    const SequenceForwardArguments& arguments);
-template <>
-ForwardWithGatesResult composite_kernel<_sequence_forward_with_gates>(
-    const SequenceForwardArguments& arguments);
-template <>
-BackwardResult composite_kernel<sequence_backward>(
-    const SequenceBackwardArguments& arguments);
 
 } // namespace lltm
