@@ -43,15 +43,14 @@ void save(AutogradContext* ctx, const Arguments& arguments) {
 }
 
 // What save() saved, with these tensors in place of the saved ones.
-template <typename Arguments, typename... Values>
+template <typename Arguments>
 Arguments saved_arguments(
     AutogradContext* ctx,
     const variable_list& tensors,
-    const OutputMask& output_mask,
-    std::tuple<Field<Values>...>* /*fields*/) {
+    const OutputMask& output_mask) {
   size_t index = 0;
-  const auto next = [&](auto* of_type) -> decltype(auto) {
-    using T = std::decay_t<decltype(*of_type)>;
+  const auto next =
+      [&]<typename T>(std::type_identity<Field<T>>) -> decltype(auto) {
     const auto& tensor = tensors[index++];
     if constexpr (std::is_same_v<T, at::Tensor>) {
       return (tensor);
@@ -63,16 +62,9 @@ Arguments saved_arguments(
       return ctx->saved_data[std::to_string(index)].template to<T>();
     }
   };
-  return Arguments{next(static_cast<Values*>(nullptr))...};
-}
-
-template <typename Arguments>
-Arguments saved_arguments(
-    AutogradContext* ctx,
-    const variable_list& tensors,
-    const OutputMask& output_mask) {
-  return saved_arguments<Arguments>(
-      ctx, tensors, output_mask, static_cast<FieldsOf<Arguments>*>(nullptr));
+  return [&]<typename... Fields>(std::type_identity<std::tuple<Fields...>>) {
+    return Arguments{next(std::type_identity<Fields>())...};
+  }(std::type_identity<FieldsOf<Arguments>>());
 }
 
 // Calls Function::apply with first and the members of the struct as separate
@@ -87,75 +79,60 @@ variable_list apply(const Arguments& arguments, First... first) {
       arguments.fields());
 }
 
-// The cell and sequences are differentiated alike. Each names here the
-// operators that do it, and saves what backward needs. grad_h and grad_cell are
-// not known yet, and are left empty.
+// The cell and sequences are differentiated alike, but their backward takes
+// other arguments. The gradients among these are not known yet, and stay empty.
 
-struct Cell {
-  using Forward = ForwardArguments;
-  using Backward = BackwardArguments;
-  static constexpr auto forward_with_gates = _forward_with_gates;
-  static constexpr auto backward = lltm::backward;
+void save_for_backward(
+    AutogradContext* ctx,
+    const ForwardArguments& a,
+    const ForwardWithGatesResult& results) {
+  const auto& [new_h, new_cell, gates] = results;
+  // An optimizer may change weights of which backward needs only the shape.
+  const bool needs_weights = a.input.requires_grad() || a.old_h.requires_grad();
+  save(
+      ctx,
+      BackwardArguments{
+          .grad_h = {},
+          .grad_cell = {},
+          .new_cell = new_cell,
+          .gates = gates,
+          .input = a.input,
+          .weights = needs_weights
+              ? a.weights
+              : gates.new_empty_strided_symint(a.weights.sym_sizes(), {0, 0}),
+          .old_h = a.old_h});
+}
 
-  static void save_for_backward(
-      AutogradContext* ctx,
-      const Forward& a,
-      const ForwardWithGatesResult& results) {
-    const auto& [new_h, new_cell, gates] = results;
-    // An optimizer may change weights of which backward needs only the shape.
-    const bool needs_weights =
-        a.input.requires_grad() || a.old_h.requires_grad();
-    save(
-        ctx,
-        Backward{
-            .grad_h = {},
-            .grad_cell = {},
-            .new_cell = new_cell,
-            .gates = gates,
-            .input = a.input,
-            .weights = needs_weights
-                ? a.weights
-                : gates.new_empty_strided_symint(a.weights.sym_sizes(), {0, 0}),
-            .old_h = a.old_h});
-  }
-};
-
-struct Sequence {
-  using Forward = SequenceForwardArguments;
-  using Backward = SequenceBackwardArguments;
-  static constexpr auto forward_with_gates = _sequence_forward_with_gates;
-  static constexpr auto backward = sequence_backward;
-
-  static void save_for_backward(
-      AutogradContext* ctx,
-      const Forward& a,
-      const ForwardWithGatesResult& results) {
-    const auto& [output, cells, gates] = results;
-    save(
-        ctx,
-        Backward{
-            .grad_output = {},
-            .grad_cells = {},
-            .output = output,
-            .cells = cells,
-            .gates = gates,
-            .input = a.input,
-            .weights = a.weights,
-            .h0 = a.h0,
-            .batch_sizes = a.batch_sizes,
-            .reverse = a.reverse,
-            .resets = a.resets});
-  }
-};
+void save_for_backward(
+    AutogradContext* ctx,
+    const SequenceForwardArguments& a,
+    const ForwardWithGatesResult& results) {
+  const auto& [output, cells, gates] = results;
+  save(
+      ctx,
+      SequenceBackwardArguments{
+          .grad_output = {},
+          .grad_cells = {},
+          .output = output,
+          .cells = cells,
+          .gates = gates,
+          .input = a.input,
+          .weights = a.weights,
+          .h0 = a.h0,
+          .batch_sizes = a.batch_sizes,
+          .reverse = a.reverse,
+          .resets = a.resets});
+}
 
 // Goes forward, and gives the gates: backward reads them, so the gradient of a
 // gradient comes through them.
-template <typename Node, typename Op>
+template <typename Node, auto op, auto backward_op>
 struct ForwardFunction : torch::autograd::Function<Node> {
+  using Arguments = ArgumentsOf<op>;
   // backward() calls operators alone, so compiled autograd may trace it.
   static constexpr bool is_traceable = true;
 
-  static ForwardWithGatesResult record(const typename Op::Forward& arguments) {
+  static ForwardWithGatesResult record(const Arguments& arguments) {
     // forward() sets it, and the handler below finds the node by it.
     at::Tensor output;
     try {
@@ -179,8 +156,8 @@ struct ForwardFunction : torch::autograd::Function<Node> {
       at::Tensor* an_output,
       const Values&... values) {
     const at::AutoDispatchBelowADInplaceOrView guard;
-    const typename Op::Forward arguments{values...};
-    const auto results = Op::forward_with_gates(arguments);
+    const Arguments arguments{values...};
+    const auto results = op(arguments);
     // Only the first tensors have a derivative, those of output_mask.
     size_t tensors = 0;
     for_each_tensor(arguments, [&](const Field<at::Tensor>& field) {
@@ -193,7 +170,7 @@ struct ForwardFunction : torch::autograd::Function<Node> {
               "to require no gradient",
               "one that does, and has no derivative"));
     });
-    Op::save_for_backward(ctx, arguments, results);
+    save_for_backward(ctx, arguments, results);
     // Autograd's own zeros are plain tensors, which no DTensor goes with.
     ctx->set_materialize_grads(false);
     const auto& [h, cell, gates] = results;
@@ -215,23 +192,25 @@ struct ForwardFunction : torch::autograd::Function<Node> {
       output_mask[i] = ctx->needs_input_grad(i); // it counts tensors only
     }
     const auto arguments =
-        saved_arguments<typename Op::Backward>(ctx, tensors, output_mask);
+        saved_arguments<ArgumentsOf<backward_op>>(ctx, tensors, output_mask);
     auto [d_input, d_weights, d_bias, d_h, d_cell] = grads[2].defined()
         ? composite_backward(arguments, grads[2])
-        : Op::backward(arguments);
+        : backward_op(arguments);
     // None for an_output, and for the arguments after these.
     variable_list gradients{
         at::Tensor(), d_input, d_weights, d_bias, d_h, d_cell};
-    gradients.resize(1 + std::tuple_size_v<FieldsOf<typename Op::Forward>>);
+    gradients.resize(1 + std::tuple_size_v<FieldsOf<Arguments>>);
     return gradients;
   }
 };
 
 // Goes backward. Its own derivative is that of the composite formulas, which
 // are computed for it only then.
-template <typename Node, typename Op>
+template <typename Node, auto op>
 struct BackwardFunction : torch::autograd::Function<Node> {
-  static BackwardResult record(const typename Op::Backward& arguments) {
+  using Arguments = ArgumentsOf<op>;
+
+  static BackwardResult record(const Arguments& arguments) {
     const auto outputs = apply<Node>(arguments);
     auto output = outputs.begin();
     BackwardResult gradients;
@@ -244,11 +223,11 @@ struct BackwardFunction : torch::autograd::Function<Node> {
   template <typename... Values>
   static variable_list forward(AutogradContext* ctx, const Values&... values) {
     const at::AutoDispatchBelowADInplaceOrView guard;
-    const typename Op::Backward arguments{values...};
+    const Arguments arguments{values...};
     save(ctx, arguments);
     ctx->saved_data["output_mask"] = arguments.output_mask;
     ctx->set_materialize_grads(false);
-    return defined(Op::backward(arguments));
+    return defined(op(arguments));
   }
 
   static variable_list backward(
@@ -270,8 +249,7 @@ struct BackwardFunction : torch::autograd::Function<Node> {
     }
     const auto output_mask = ctx->saved_data["output_mask"].to<OutputMask>();
     const auto results = defined(composite_backward(
-        saved_arguments<typename Op::Backward>(ctx, tensors, output_mask),
-        at::Tensor()));
+        saved_arguments<Arguments>(ctx, tensors, output_mask), at::Tensor()));
     variable_list outputs, grads_of_outputs;
     for (size_t i = 0; i < results.size(); ++i) {
       if (grads[i].defined() && results[i].requires_grad()) {
@@ -307,12 +285,16 @@ struct BackwardFunction : torch::autograd::Function<Node> {
 };
 
 // Anomaly mode and grad_fn show these names.
-struct LLTMFunction : ForwardFunction<LLTMFunction, Cell> {};
-struct LLTMBackwardFunction : BackwardFunction<LLTMBackwardFunction, Cell> {};
-struct LLTMSequenceFunction : ForwardFunction<LLTMSequenceFunction, Sequence> {
+struct LLTMFunction
+    : ForwardFunction<LLTMFunction, _forward_with_gates, backward> {};
+struct LLTMBackwardFunction : BackwardFunction<LLTMBackwardFunction, backward> {
 };
+struct LLTMSequenceFunction : ForwardFunction<
+                                  LLTMSequenceFunction,
+                                  _sequence_forward_with_gates,
+                                  sequence_backward> {};
 struct LLTMSequenceBackwardFunction
-    : BackwardFunction<LLTMSequenceBackwardFunction, Sequence> {};
+    : BackwardFunction<LLTMSequenceBackwardFunction, sequence_backward> {};
 
 // The Autograd kernel of op. Function records it where a gradient is required.
 template <auto op, typename Function, typename Arguments = ArgumentsOf<op>>
