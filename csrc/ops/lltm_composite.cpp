@@ -31,6 +31,19 @@ at::Tensor columns_for_input(
   return weights.narrow_symint(1, old_h.sym_size(1), input.sym_size(1));
 }
 
+// The composite formulas are right on a GPU too, but slow, so nobody who has a
+// GPU means to use them.
+void warn_without_cuda_kernels([[maybe_unused]] const at::Tensor& tensor) {
+#ifndef LLTM_CUDA_VERSION
+  if (tensor.is_cuda()) {
+    TORCH_WARN_ONCE(
+        "lltm: expected a library with CUDA kernels, but this one was built "
+        "without, so calls on a GPU are slow; build it again with CUDA_HOME "
+        "set");
+  }
+#endif
+}
+
 } // namespace
 
 at::Tensor pre_activations(
@@ -82,23 +95,6 @@ BackwardResult pre_activations_backward(
       d_old_h,
       output_mask[4] ? as_input(d_old_cell) : at::Tensor()};
 }
-
-namespace {
-
-// The composite formulas are right on a GPU too, but slow, so nobody who has a
-// GPU means to use them.
-void warn_without_cuda_kernels([[maybe_unused]] const at::Tensor& tensor) {
-#ifndef LLTM_CUDA_VERSION
-  if (tensor.is_cuda()) {
-    TORCH_WARN_ONCE(
-        "lltm: expected a library with CUDA kernels, but this one was built "
-        "without, so calls on a GPU are slow; build it again with CUDA_HOME "
-        "set");
-  }
-#endif
-}
-
-} // namespace
 
 namespace composite {
 
