@@ -67,19 +67,12 @@ struct Field {
 };
 
 template <typename T>
-Field<T> field(
-    const char* name,
-    const T& value,
-    const Shape& shape = {},
-    at::ScalarType dtype = at::ScalarType::Undefined,
-    Place place = Place::kDevice) {
-  return {
-      .name = name,
-      .value = value,
-      .shape = shape,
-      .dtype = dtype,
-      .place = place};
-}
+Field(
+    const char*,
+    const T&,
+    const Shape& = {},
+    at::ScalarType = at::ScalarType::Undefined,
+    Place = Place::kDevice) -> Field<T>;
 
 namespace detail {
 
@@ -87,8 +80,7 @@ template <typename Result, typename Arguments>
 Arguments arguments_of(Result (*op)(const Arguments&));
 
 inline Field<at::Tensor> present(const Field<OptionalTensor>& field) {
-  return lltm::field(
-      field.name, *field.value, field.shape, field.dtype, field.place);
+  return {field.name, *field.value, field.shape, field.dtype, field.place};
 }
 
 template <typename T, typename Predicate>

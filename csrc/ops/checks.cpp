@@ -182,7 +182,7 @@ std::vector<c10::SymInt> Sizes::of(const Shape& shape) const {
 
 // Takes state_size from the rows, so it can say more than check() does.
 void Sizes::check_weights(const at::Tensor& weights, const at::Tensor& input) {
-  const auto argument = field("weights", weights, kShapeOfWeights);
+  const auto argument = Field{"weights", weights, kShapeOfWeights};
   check_dims(op_, argument);
   const auto rows = weights.sym_size(0);
   TORCH_SYM_CHECK(

@@ -39,7 +39,7 @@ void check_device(
 // FakeTensor hides the devices from the Meta kernel below them.
 template <typename Arguments>
 void check_devices(const Arguments& a) {
-  check_device(a.kOperator, field("input", a.input), a.input);
+  check_device(a.kOperator, Field{"input", a.input}, a.input);
   for_each_tensor(a, [&](const Field<at::Tensor>& argument) {
     check_device(a.kOperator, argument, a.input);
   });
@@ -84,7 +84,7 @@ Sizes check_arguments(const Arguments& a) {
   for_each_tensor(a, [&](const Field<at::Tensor>& argument) {
     check_layout_and_dtype(a.kOperator, argument, a.input);
   });
-  const auto input = field("input", a.input, a.rows(Dim::kInputFeatures));
+  const auto input = Field{"input", a.input, a.rows(Dim::kInputFeatures)};
   Sizes sizes(a.kOperator, input, a.weights);
   for_each_tensor(
       a, [&](const Field<at::Tensor>& argument) { sizes.check(argument); });

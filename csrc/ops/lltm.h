@@ -29,11 +29,11 @@ struct ForwardArguments {
 
   auto fields() const {
     return std::make_tuple(
-        field("input", input, rows(Dim::kInputFeatures)),
-        field("weights", weights, kShapeOfWeights),
-        field("bias", bias, kShapeOfBias),
-        field("old_h", old_h, kShapeOfState),
-        field("old_cell", old_cell, kShapeOfState));
+        Field{"input", input, rows(Dim::kInputFeatures)},
+        Field{"weights", weights, kShapeOfWeights},
+        Field{"bias", bias, kShapeOfBias},
+        Field{"old_h", old_h, kShapeOfState},
+        Field{"old_cell", old_cell, kShapeOfState});
   }
 
   // The shape of input and of results.
@@ -56,14 +56,14 @@ struct BackwardArguments {
 
   auto fields() const {
     return std::make_tuple(
-        field("grad_h", grad_h, kShapeOfState),
-        field("grad_cell", grad_cell, kShapeOfState),
-        field("new_cell", new_cell, kShapeOfState),
-        field("gates", gates, rows(Dim::kGates)),
-        field("input", input, rows(Dim::kInputFeatures)),
-        field("weights", weights, kShapeOfWeights),
-        field("old_h", old_h, kShapeOfState),
-        field("output_mask", output_mask));
+        Field{"grad_h", grad_h, kShapeOfState},
+        Field{"grad_cell", grad_cell, kShapeOfState},
+        Field{"new_cell", new_cell, kShapeOfState},
+        Field{"gates", gates, rows(Dim::kGates)},
+        Field{"input", input, rows(Dim::kInputFeatures)},
+        Field{"weights", weights, kShapeOfWeights},
+        Field{"old_h", old_h, kShapeOfState},
+        Field{"output_mask", output_mask});
   }
 
   static Shape rows(Dim last) {

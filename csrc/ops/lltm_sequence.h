@@ -32,14 +32,14 @@ struct SequenceForwardArguments {
 
   auto fields() const {
     return std::make_tuple(
-        field("input", input, rows(Dim::kInputFeatures)),
-        field("weights", weights, kShapeOfWeights),
-        field("bias", bias, kShapeOfBias),
-        field("h0", h0, kShapeOfState),
-        field("c0", c0, kShapeOfState),
-        field("batch_sizes", batch_sizes, {Dim::kTime}, at::kLong, Place::kCPU),
-        field("reverse", reverse),
-        field("resets", resets, rows(Dim::kNone), at::kBool));
+        Field{"input", input, rows(Dim::kInputFeatures)},
+        Field{"weights", weights, kShapeOfWeights},
+        Field{"bias", bias, kShapeOfBias},
+        Field{"h0", h0, kShapeOfState},
+        Field{"c0", c0, kShapeOfState},
+        Field{"batch_sizes", batch_sizes, {Dim::kTime}, at::kLong, Place::kCPU},
+        Field{"reverse", reverse},
+        Field{"resets", resets, rows(Dim::kNone), at::kBool});
   }
 
   // The shape of input and of results.
@@ -66,18 +66,18 @@ struct SequenceBackwardArguments {
 
   auto fields() const {
     return std::make_tuple(
-        field("grad_output", grad_output, rows(Dim::kStateSize)),
-        field("grad_cells", grad_cells, rows(Dim::kStateSize)),
-        field("output", output, rows(Dim::kStateSize)),
-        field("cells", cells, rows(Dim::kStateSize)),
-        field("gates", gates, rows(Dim::kGates)),
-        field("input", input, rows(Dim::kInputFeatures)),
-        field("weights", weights, kShapeOfWeights),
-        field("h0", h0, kShapeOfState),
-        field("batch_sizes", batch_sizes, {Dim::kTime}, at::kLong, Place::kCPU),
-        field("reverse", reverse),
-        field("resets", resets, rows(Dim::kNone), at::kBool),
-        field("output_mask", output_mask));
+        Field{"grad_output", grad_output, rows(Dim::kStateSize)},
+        Field{"grad_cells", grad_cells, rows(Dim::kStateSize)},
+        Field{"output", output, rows(Dim::kStateSize)},
+        Field{"cells", cells, rows(Dim::kStateSize)},
+        Field{"gates", gates, rows(Dim::kGates)},
+        Field{"input", input, rows(Dim::kInputFeatures)},
+        Field{"weights", weights, kShapeOfWeights},
+        Field{"h0", h0, kShapeOfState},
+        Field{"batch_sizes", batch_sizes, {Dim::kTime}, at::kLong, Place::kCPU},
+        Field{"reverse", reverse},
+        Field{"resets", resets, rows(Dim::kNone), at::kBool},
+        Field{"output_mask", output_mask});
   }
 
   Shape rows(Dim last) const {

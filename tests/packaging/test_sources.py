@@ -13,10 +13,10 @@ FILES = [path.relative_to(CSRC) for path in sorted(CSRC.rglob("*.*"))]
 # The most files and lines of each part. A change that needs more raises them, and says why in its
 # message.
 MOST = {
-    "ops": (21, 2525),
+    "ops": (21, 2400),
     "cpu": (24, 3820),
-    "a step forward": (22, 2900),
-    "a sequence forward": (30, 4100),
+    "a step forward": (22, 2890),
+    "a sequence forward": (30, 4090),
 }
 # A reader begins with the file of the CPU's kernel and the file of the schemas.
 READ = {
