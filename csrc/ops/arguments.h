@@ -147,8 +147,8 @@ auto call_with_mapped_tensors(
       arguments.fields());
 }
 
-// Calls visit(result, shape) for each result that is wanted: for all of h, the
-// cell state and perhaps gates, or for the gradients of output_mask.
+// Calls visit(result, shape) for each result that is wanted: for h, the cell
+// state and perhaps gates, or for the gradients that output_mask asks for.
 template <typename Arguments, typename Results, typename Visit>
 void for_each_result(const Arguments& a, Results& results, const Visit& visit) {
   const auto state = a.rows(Dim::kStateSize);

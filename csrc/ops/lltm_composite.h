@@ -56,14 +56,15 @@ std::pair<at::Tensor, at::Tensor> gate_gradients(
 
 } // namespace composite
 
-// Forward with gates, and the gradients of all its three results, without
-// checks. Sequences have functions of the same names.
+// Forward with gates, and backward from the gradients of all three results,
+// without checks. grad_gates may be undefined.
 ForwardWithGatesResult composite_forward(const ForwardArguments& arguments);
 BackwardResult composite_backward(
     const BackwardArguments& arguments,
     const at::Tensor& grad_gates);
 
-// The composite kernel of an operator.
+// The composite kernel of an operator. By the type of its arguments it calls
+// the functions above, or those for sequences of lltm_sequence_composite.h.
 template <auto op, typename Arguments = ArgumentsOf<op>>
 auto composite_kernel(const Arguments& arguments) -> decltype(op(arguments)) {
   using Result = decltype(op(arguments));

@@ -22,9 +22,9 @@ struct SequenceStep {
 at::Tensor of_step(const at::Tensor& rows, const SequenceStep& step);
 
 // The steps in the order in which they run, without those that have no rows. If
-// none has rows, one stays, so that results come of all arguments: vmap and
-// autograd follow that. Checks the values of batch_sizes, and that input and h0
-// have the rows that they say.
+// none has rows, there is one step all the same, because autograd and vmap need
+// results that are computed from all arguments. Checks the values of
+// batch_sizes, and that input and h0 have the rows that they say.
 std::vector<SequenceStep> sequence_steps(
     const char* op,
     const at::Tensor& input,

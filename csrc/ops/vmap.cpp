@@ -106,8 +106,8 @@ auto vmap_kernel(const Arguments& arguments) -> decltype(op(arguments)) {
 
 } // namespace
 
-// vmap comes before autocast in the dispatch order, so it casts here what goes
-// forward.
+// vmap comes before autocast in the dispatch order, so what goes forward is
+// cast here.
 TORCH_LIBRARY_IMPL(lltm, FuncTorchBatched, m) {
   m.impl("forward", as_kernel<autocast_kernel<vmap_kernel<forward>>>());
   m.impl(
