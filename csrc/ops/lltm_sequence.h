@@ -2,8 +2,6 @@
 
 #include "ops/lltm.h"
 
-#include <ATen/ops/zeros_like.h>
-
 // The cell over whole sequences, as C++ functions. As those of lltm.h, each
 // call goes through the dispatcher.
 //
@@ -84,10 +82,6 @@ struct SequenceBackwardArguments {
 
   Shape rows(Dim last) const {
     return rows_of_sequence(batch_sizes.has_value(), last);
-  }
-
-  at::Tensor grad_cells_or_zeros() const {
-    return grad_cells ? *grad_cells : at::zeros_like(cells);
   }
 };
 
