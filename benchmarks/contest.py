@@ -47,16 +47,18 @@ class Contest:
                 yield {"what": what + (" in a CUDA graph" if graph else ""), **times}
 
 
-def load_native() -> None:
-    """Builds and loads what is written in C++: ``torch.ops.lltm_benchmark``, a peer and probes."""
+def load_native(*names: str) -> None:
+    """Builds files of this folder, and loads them: ``torch.ops.lltm_benchmark``."""
     # pip puts ninja beside python, which need not be on PATH.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     # A folder of its own: a build that was killed leaves a lock behind in torch's cache.
     with tempfile.TemporaryDirectory() as directory:
         load(
             "lltm_benchmark",
-            [str(HERE / "tutorial_cell.cpp"), str(HERE / "roofs.cpp")],
+            [str(HERE / name) for name in names],
             extra_cflags=["-O3", "-march=native", "-fopenmp"],
+            extra_cuda_cflags=["-std=c++20", "-O3", "--expt-relaxed-constexpr"],
+            extra_include_paths=[str(figures.ROOT / "csrc")],
             build_directory=directory,
             is_python_module=False,
         )
@@ -92,7 +94,8 @@ def run(
     args = parser.parse_args()
     on_cpu = args.device == "cpu"
     if on_cpu or name == "cell":
-        load_native()  # a minute of compiling: the roofs of a CPU, a peer of the cell
+        # A minute of compiling: the peer of the cell, the roofs of a CPU.
+        load_native("tutorial_cell.cpp", "roofs.cpp")
     timing.settle_allocator()
     about = figures.describe(args.device, rounds=args.rounds)
     print("\n".join(f"{key}: {value}" for key, value in about.items()))

@@ -140,6 +140,7 @@ def steps_of(part: str) -> list[Step]:
             *(chapter(number) for number in (10, 11)),
         ],
         "shapes": [
+            timed("few_rows", 120, "few_rows.py", "--rounds 2"),
             timed("short", 60, "recurrence.py", "--dtypes bfloat16 --times 3 8 32 128 --sizes 512"),
             timed("larger", 60, "recurrence.py", "--times 256 --sizes 768 2048 --batches 16 256"),
             timed("tf32", 60, "recurrence.py", "--dtypes float32 --tf32 --times 256 --sizes 512"),

@@ -128,7 +128,7 @@ def sequence_forward(
 
 def sequence_backward(
     grad_output: Tensor,
-    grad_cells: Tensor,
+    grad_cells: Tensor | None,
     output: Tensor,
     cells: Tensor,
     gates: Tensor,
@@ -144,6 +144,7 @@ def sequence_backward(
 
     Args:
         grad_output, grad_cells: gradients of ``output`` and ``cells``, with the same sizes.
+            ``None`` for ``grad_cells`` means zeros, which CUDA neither makes nor reads.
         output, cells: as :func:`sequence_forward` returned them.
         gates: the activated gates of all steps, the third output of
             ``torch.ops.lltm._sequence_forward_with_gates``: of the sizes of ``output``, with

@@ -5,6 +5,7 @@
 #include "ops/lltm_sequence_steps.h"
 
 #include <ATen/Dispatch.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/library.h>
 
 #include <vector>
@@ -23,7 +24,8 @@ BackwardResult backward_kernel_impl(
     return result;
   }
   const auto grad_output = a.grad_output.expect_contiguous();
-  const auto grad_cells = a.grad_cells.expect_contiguous();
+  const auto grad_cells =
+      (a.grad_cells ? *a.grad_cells : at::zeros_like(a.cells)).contiguous();
   const auto output = a.output.expect_contiguous();
   const auto cells = a.cells.expect_contiguous();
   const auto gates = a.gates.expect_contiguous();
@@ -48,7 +50,7 @@ BackwardResult backward_kernel_impl(
             .steps = steps,
             .packed = a.batch_sizes.has_value(),
             .grad_output = grad_output->const_data_ptr<scalar_t>(),
-            .grad_cells = grad_cells->const_data_ptr<scalar_t>(),
+            .grad_cells = grad_cells.const_data_ptr<scalar_t>(),
             .output = output->const_data_ptr<scalar_t>(),
             .cells = cells->const_data_ptr<scalar_t>(),
             .gates = gates->const_data_ptr<scalar_t>(),

@@ -156,7 +156,7 @@ struct SequenceBackwardUnit {
   int64_t state_size;
   int64_t rows;
   const scalar_t* grad_output;
-  const scalar_t* grad_cells;
+  const scalar_t* grad_cells; // or null: zeros
   const scalar_t* cells;
   const scalar_t* gates;
   scalar_t* d_gates;
@@ -174,7 +174,8 @@ struct SequenceBackwardUnit {
       const int64_t gate = row * 3 * state_size + i;
       d_cell[unit] = unit_backward(
           opmath_t(grad_output[unit]) + d_h[unit],
-          opmath_t(grad_cells[unit]) + d_cell[unit],
+          opmath_t(grad_cells == nullptr ? scalar_t(0) : grad_cells[unit]) +
+              d_cell[unit],
           opmath_t(cells[unit]),
           gates + gate,
           d_gates + gate,

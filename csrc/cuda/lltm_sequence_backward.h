@@ -15,9 +15,12 @@ inline at::Tensor as_rows(const at::Tensor& tensor) {
   return tensor.contiguous().flatten(0, -2);
 }
 
+// Null if rows are undefined.
 template <typename scalar_t>
 const scalar_t* const_rows(const at::Tensor& rows, const SequenceStep& step) {
-  return rows.const_data_ptr<scalar_t>() + step.first_row * rows.size(1);
+  return rows.defined()
+      ? rows.const_data_ptr<scalar_t>() + step.first_row * rows.size(1)
+      : nullptr;
 }
 
 template <SequenceDevice Device>
@@ -29,7 +32,7 @@ class BackwardSteps {
       const at::Tensor& d_gates)
       : steps_(steps),
         grad_output_(as_rows(a.grad_output)),
-        grad_cells_(as_rows(a.grad_cells)),
+        grad_cells_(a.grad_cells ? as_rows(*a.grad_cells) : at::Tensor()),
         cells_(as_rows(a.cells)),
         gates_(as_rows(a.gates)),
         weights_for_h_(a.weights.narrow(1, 0, a.h0.size(1))),
@@ -63,7 +66,7 @@ class BackwardSteps {
           args.gates = gates_.const_data_ptr<scalar_t>();
           args.cells = cells_.const_data_ptr<scalar_t>();
           args.grad_output = grad_output_.const_data_ptr<scalar_t>();
-          args.grad_cells = grad_cells_.const_data_ptr<scalar_t>();
+          args.grad_cells = const_rows<scalar_t>(grad_cells_, {});
           args.d_gates = d_gates_.mutable_data_ptr<scalar_t>();
           args.d_h0 = d_h0.mutable_data_ptr<scalar_t>();
           args.d_c0 = d_c0.mutable_data_ptr<scalar_t>();
@@ -122,7 +125,7 @@ class BackwardSteps {
 
   const std::vector<SequenceStep>& steps_;
   const at::Tensor grad_output_;
-  const at::Tensor grad_cells_;
+  const at::Tensor grad_cells_; // or undefined: zeros
   const at::Tensor cells_;
   const at::Tensor gates_;
   const at::Tensor weights_for_h_;

@@ -183,9 +183,11 @@ struct ForwardFunction : torch::autograd::Function<Node> {
       const variable_list& grads) {
     auto tensors = ctx->get_saved_variables();
     for (size_t i = 0; i < 2; ++i) {
-      // Nothing arrives for an output that nobody used. The third tensor is
-      // one: new_cell, or output.
-      tensors[i] = grads[i].defined() ? grads[i] : at::zeros_like(tensors[2]);
+      // Nothing arrives for an output that nobody used. The third tensor has
+      // the shape of it. Sequences need no gradient of cells.
+      const bool needed = i == 0 || std::is_same_v<Arguments, ForwardArguments>;
+      tensors[i] =
+          grads[i].defined() || !needed ? grads[i] : at::zeros_like(tensors[2]);
     }
     OutputMask output_mask{};
     for (size_t i = 0; i < output_mask.size(); ++i) {

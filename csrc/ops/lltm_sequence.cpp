@@ -37,8 +37,8 @@ TORCH_LIBRARY_FRAGMENT(lltm, m) {
       "Tensor? resets=None) -> (Tensor output, Tensor cells, Tensor gates)",
       tags);
   m.def(
-      "sequence_backward(Tensor grad_output, Tensor grad_cells, Tensor output, "
-      "Tensor cells, Tensor gates, Tensor input, Tensor weights, Tensor h0, "
+      "sequence_backward(Tensor grad_output, Tensor? grad_cells, Tensor output,"
+      " Tensor cells, Tensor gates, Tensor input, Tensor weights, Tensor h0, "
       "Tensor? batch_sizes=None, bool reverse=False, Tensor? resets=None, "
       "bool[5] output_mask=[True, True, True, True, True]) "
       "-> (Tensor d_input, Tensor d_weights, Tensor d_bias, Tensor d_h0, "

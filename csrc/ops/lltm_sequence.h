@@ -52,7 +52,7 @@ struct SequenceBackwardArguments {
   static constexpr auto kOperator = "lltm::sequence_backward";
 
   const at::Tensor& grad_output;
-  const at::Tensor& grad_cells;
+  OptionalTensor grad_cells; // none: zeros
   const at::Tensor& output;
   const at::Tensor& cells;
   const at::Tensor& gates;

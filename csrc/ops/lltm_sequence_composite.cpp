@@ -4,6 +4,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -50,8 +51,7 @@ at::Tensor reset(
                 : state;
 }
 
-// The rows of a step, then the rest of the batch, which keeps what it had
-// before.
+// The rows of a step, then the rest of the batch as it was.
 at::Tensor with_kept(const at::Tensor& rows, const at::Tensor& before) {
   const auto rest = before.size(0) - rows.size(0);
   return rest == 0 ? rows
@@ -118,7 +118,8 @@ BackwardResult composite_backward(
     const at::Tensor& grad_gates) {
   const auto steps = sequence_steps(a);
   const auto grad_h_rows = as_rows(a.grad_output);
-  const auto grad_cell_rows = as_rows(a.grad_cells);
+  const auto grad_cell_rows =
+      as_rows(a.grad_cells ? *a.grad_cells : at::zeros_like(a.cells));
   const auto cell_rows = as_rows(a.cells);
   const auto gate_rows = as_rows(a.gates);
   const auto grad_gate_rows =

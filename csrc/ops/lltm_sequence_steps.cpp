@@ -70,15 +70,6 @@ std::vector<SequenceStep> packed_steps(
             op,
             "batch_sizes never to be negative, and never to increase",
             c10::str(size, " at step ", t)));
-    // Whoever gives a packed sequence to a layer has named no h0 or
-    // batch_sizes.
-    TORCH_CHECK(
-        t > 0 || size == h0.size(0),
-        expected(
-            op,
-            c10::str(
-                "an initial state for each of the ", size, " packed sequences"),
-            h0.size(0)));
     // No more of them than input has rows, whatever the sizes say.
     if (size > 0 && rows < input.size(0)) {
       steps.push_back({.first_row = rows, .rows = size, .carried = 0});
@@ -94,6 +85,15 @@ std::vector<SequenceStep> packed_steps(
           op,
           c10::str("input to have sum(batch_sizes) = ", rows, " rows"),
           input.size(0)));
+  // Whoever gives a packed sequence to a layer has named no h0 or batch_sizes.
+  const auto batch = steps.empty() ? 0 : steps.front().rows;
+  TORCH_CHECK(
+      batch_sizes.size(0) == 0 || batch == h0.size(0),
+      expected(
+          op,
+          c10::str(
+              "an initial state for each of the ", batch, " packed sequences"),
+          h0.size(0)));
   return steps;
 }
 

@@ -225,8 +225,9 @@ TORCH_LIBRARY(lltm_on_host, m) {
       "Tensor? resets=None) -> (Tensor, Tensor, Tensor)",
       lltm::as_kernel<lltm::sequence_forward_impl<HostDevice, true>>());
   m.def(
-      "sequence_backward(Tensor grad_output, Tensor grad_cells, Tensor output, "
-      "Tensor cells, Tensor gates, Tensor input, Tensor weights, Tensor h0, "
+      "sequence_backward(Tensor grad_output, Tensor? grad_cells, "
+      "Tensor output, Tensor cells, Tensor gates, "
+      "Tensor input, Tensor weights, Tensor h0, "
       "Tensor? batch_sizes=None, bool reverse=False, Tensor? resets=None, "
       "bool[5] output_mask=[True, True, True, True, True]) -> "
       "(Tensor, Tensor, Tensor, Tensor, Tensor)",

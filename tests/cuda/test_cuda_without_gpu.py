@@ -244,6 +244,19 @@ def test_the_largest_sequences_that_the_recurrence_takes(on_host, shape, form):
     assert on_host.outcomes()[0] > 0
 
 
+@each_switch
+@each_sequence_kind
+def test_missing_gradients_of_cells_are_zeros(on_host, switch, kind):
+    """To the bit, and a zero of d_cell has the same sign."""
+    inputs = sequence_backward_inputs(dtype=torch.bfloat16, shape=(4, 3, 5, 32), kind=kind)
+    inputs[1] = torch.zeros_like(inputs[1])
+    switch(on_host)
+    expected = on_host.sequence_backward(*inputs)
+    inputs[1] = None
+    for ours, zeros in zip(on_host.sequence_backward(*inputs), expected, strict=True):
+        assert torch.equal(ours.view(torch.int16), zeros.view(torch.int16))
+
+
 def laid_out(inputs, layout):
     """All tensors but batch_sizes, which the last but two is."""
     kept = len(inputs) - 3
@@ -369,6 +382,14 @@ needs_cuda_build = pytest.mark.skipif(
 )
 
 
+def compile_for_a_gpu(*arguments: str | Path) -> None:
+    """The options are those of benchmarks/gpu.py."""
+    command = [f"{CUDA_HOME}/bin/nvcc", "-std=c++20", "-arch=sm_90", "-Werror", "all-warnings"]
+    command += ["--expt-relaxed-constexpr", f"-I{ROOT / 'csrc'}", "-x", "cu"]
+    command += [f"-isystem={path}" for path in include_paths()]
+    subprocess.run([*command, *arguments], check=True)
+
+
 @needs_cuda_build
 @pytest.mark.parametrize(
     "sources",
@@ -379,21 +400,44 @@ needs_cuda_build = pytest.mark.skipif(
     ids=lambda sources: sources[0],
 )
 def test_programs_for_a_gpu_compile(tmp_path, sources):
-    """The options are those of benchmarks/gpu.py."""
     program = tmp_path / "program"
-    command = [f"{CUDA_HOME}/bin/nvcc", "-std=c++20", "-arch=sm_90", "-Werror", "all-warnings"]
-    command += ["--expt-relaxed-constexpr", f"-I{ROOT / 'csrc'}", "-x", "cu", "-o", program]
-    command += [f"-isystem={path}" for path in include_paths()]
-    subprocess.run([*command, *(ROOT / source for source in sources)], check=True)
+    compile_for_a_gpu("-o", program, *(ROOT / source for source in sources))
     assert program.exists()
+
+
+def dump(option: str, file: Path) -> str:
+    """What cuobjdump says of a file."""
+    tool = cuobjdump()
+    assert tool is not None, "neither the CUDA toolkit nor Triton has cuobjdump"
+    return printed(tool, option, file)
+
+
+@needs_cuda_build
+@pytest.mark.parametrize(("name", "kernels"), [("few_rows", 2), ("ablations", 22)])
+def test_variants_use_no_local_memory(tmp_path, name, kernels):
+    code = tmp_path / f"{name}.cubin"
+    compile_for_a_gpu("-cubin", "-o", code, ROOT / "benchmarks" / f"{name}.cu")
+    usage = re.findall(r"STACK:(\d+) .*LOCAL:(\d+)", dump("--dump-resource-usage", code))
+    assert usage == [("0", "0")] * kernels
+
+
+@needs_cuda_build
+def test_a_cell_of_few_rows_begins_all_loads_at_once(tmp_path):
+    """No product waits between two loads."""
+    code = tmp_path / "few_rows.cubin"
+    compile_for_a_gpu("-cubin", "-o", code, ROOT / "benchmarks" / "few_rows.cu")
+    for kernel in dump("-sass", code).split("Function : ")[1:]:
+        loads, _, products = kernel.partition("HMMA.16816.F32")
+        # Eight blocks of columns of three gates and two rows, and of two products each.
+        assert loads.count("LDG.E.128.STRONG.GPU") == kernel.count("LDG.E.128") == 8 * 5
+        assert products.count("HMMA.16816.F32") == 8 * 3 * 2 - 1
+        assert kernel.count("BAR.SYNC") == 1
 
 
 def dumped(option: str) -> dict[str, str]:
     """What cuobjdump says of the library, by architecture."""
-    tool = cuobjdump()
-    assert tool is not None, "neither the CUDA toolkit nor Triton has cuobjdump"
     found = {}
-    for part in printed(tool, option, _extension.find_library()).split("Fatbin elf code:")[1:]:
+    for part in dump(option, _extension.find_library()).split("Fatbin elf code:")[1:]:
         architecture = re.search(r"arch = sm_(\d+)", part)[1]
         found[architecture] = found.get(architecture, "") + part
     architectures = lltm_ops.build_info()["cuda_architectures"]

@@ -354,6 +354,8 @@ def sample_of(name):
 def test_every_argument_is_checked_in_every_way(name, argument):
     arguments = sample_of(name)
     for wrong, plain in wrongly(arguments[argument]):
+        if wrong is None and argument == "grad_cells":
+            continue  # which is right
         arguments[argument] = wrong
         words = message(getattr(torch.ops.lltm, name), arguments.values())
         (blamed,) = re.findall(rf"^lltm::{name}: expected (\w+) to .*, but got .*$", words)

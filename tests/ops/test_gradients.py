@@ -5,6 +5,7 @@ import itertools
 import resource
 import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from common import (
     each_operator,
     gradients,
     sample_inputs,
+    sequence_backward_inputs,
     with_options,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -176,18 +178,21 @@ def test_composite_formulas_compute_only_products_that_are_wanted(wanted, produc
     assert called.count("aten::mm") == products
 
 
-class MasksOfBackward(TorchDispatchMode):
-    """The output masks that operators are called with."""
+class CallsOfBackward(TorchDispatchMode):
+    """The arguments that operators are called with."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.masks: list[tuple[bool, ...]] = []
+        self.calls: list[tuple[Any, ...]] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if "lltm" in func.name() and "backward" in func.name():
-            mask = args[-1] if isinstance(args[-1], list) else [True] * 5
-            self.masks.append(tuple(mask))
+            self.calls.append(args)
         return func(*args, **(kwargs or {}))
+
+    def masks(self) -> list[tuple[bool, ...]]:
+        lasts = (args[-1] for args in self.calls)
+        return [tuple(last) if isinstance(last, list) else (True,) * 5 for last in lasts]
 
 
 @each_device
@@ -199,11 +204,48 @@ def test_autograd_asks_only_for_gradients_that_somebody_needs(device, operator, 
         tensor.requires_grad_(flag)
     loss = sum(output.sum() for output in operator.forward(*inputs))
     assert loss.requires_grad == any(required)
-    with MasksOfBackward() as recorded:
+    with CallsOfBackward() as recorded:
         if any(required):
             loss.backward()
-    assert recorded.masks == [required] * any(required)
+    assert recorded.masks() == [required] * any(required)
     assert [tensor.grad is not None for tensor in inputs[:5]] == list(required)
+
+
+@each_device
+@pytest.mark.parametrize("kind", [("padded", False, False), ("packed", True, True)], ids=str)
+def test_missing_gradients_of_cells_are_zeros(device, kind):
+    """Also those of which a second derivative is taken, and those of torch.func."""
+    op = torch.ops.lltm.sequence_backward
+    grad_output, cells, *inputs = sequence_backward_inputs(
+        device, torch.float64, kind=kind, requires_grad=True
+    )
+    wanted = [grad_output, *inputs[:6]]
+
+    def results(call, grad_cells):
+        grads = call(grad_output, grad_cells, *inputs)
+        loss = sum((grad * grad).sum() for grad in grads)
+        return *grads, *torch.autograd.grad(loss, wanted, allow_unused=True)
+
+    def by_formulas(*arguments):
+        return composite(op)(*arguments, [True] * 5)
+
+    def mapped(*arguments):
+        once = torch.func.vmap(op, (0, *[None] * (len(arguments) - 1)))
+        return [grad[0] for grad in once(arguments[0][None], *arguments[1:])]
+
+    for call in (op, by_formulas, mapped):
+        missing, zeros = (results(call, given) for given in (None, torch.zeros_like(cells)))
+        for ours, exact in zip(missing, zeros, strict=True):
+            assert ours is exact is None or torch.equal(ours, exact)
+
+
+@each_device
+def test_autograd_makes_no_zeros_for_cells_that_nobody_used(device):
+    output, _ = PADDED.forward(*PADDED.inputs(device, requires_grad=True))
+    with CallsOfBackward() as recorded:
+        output.sum().backward()
+    ((_, grad_cells, *_),) = recorded.calls
+    assert grad_cells is None
 
 
 def memory_allocated(fn) -> int:

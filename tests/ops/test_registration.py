@@ -53,7 +53,7 @@ lltm::_forward_with_gates(Tensor input, Tensor weights, Tensor bias, Tensor old_
 lltm::backward(Tensor grad_h, Tensor grad_cell, Tensor new_cell, Tensor gates, Tensor input, Tensor weights, Tensor old_h, bool[5] output_mask=[True, True, True, True, True]) -> (Tensor d_input, Tensor d_weights, Tensor d_bias, Tensor d_old_h, Tensor d_old_cell)
 lltm::sequence_forward(Tensor input, Tensor weights, Tensor bias, Tensor h0, Tensor c0, Tensor? batch_sizes=None, bool reverse=False, Tensor? resets=None) -> (Tensor output, Tensor cells)
 lltm::_sequence_forward_with_gates(Tensor input, Tensor weights, Tensor bias, Tensor h0, Tensor c0, Tensor? batch_sizes=None, bool reverse=False, Tensor? resets=None) -> (Tensor output, Tensor cells, Tensor gates)
-lltm::sequence_backward(Tensor grad_output, Tensor grad_cells, Tensor output, Tensor cells, Tensor gates, Tensor input, Tensor weights, Tensor h0, Tensor? batch_sizes=None, bool reverse=False, Tensor? resets=None, bool[5] output_mask=[True, True, True, True, True]) -> (Tensor d_input, Tensor d_weights, Tensor d_bias, Tensor d_h0, Tensor d_c0)""",
+lltm::sequence_backward(Tensor grad_output, Tensor? grad_cells, Tensor output, Tensor cells, Tensor gates, Tensor input, Tensor weights, Tensor h0, Tensor? batch_sizes=None, bool reverse=False, Tensor? resets=None, bool[5] output_mask=[True, True, True, True, True]) -> (Tensor d_input, Tensor d_weights, Tensor d_bias, Tensor d_h0, Tensor d_c0)""",
     )
 
 
@@ -184,6 +184,11 @@ def test_opcheck_of_output_mask(mask):
         ("sequence_backward", sequence_backward_inputs),
     ):
         opcheck(operator(name), (*sample(requires_grad=True), mask), test_utils=parts)
+
+
+def test_opcheck_of_missing_gradients_of_cells():
+    grad_output, _, *others = sequence_backward_inputs(requires_grad=True)
+    opcheck(operator("sequence_backward"), (grad_output, None, *others), test_utils=ALL)
 
 
 @each_operator

@@ -166,7 +166,7 @@ struct Backward : Arguments<scalar_t> {
   const scalar_t* gates;       // [rows, 3 * state_size]
   const scalar_t* cells;       // [rows, state_size]
   const scalar_t* grad_output; // [rows, state_size]
-  const scalar_t* grad_cells;  // [rows, state_size]
+  const scalar_t* grad_cells;  // [rows, state_size], or null: zeros
   // [rows, 3 * state_size], aligned to 16 bytes, filled with 0xff
   scalar_t* d_gates;
   scalar_t* d_h0; // [batch, state_size]

@@ -114,7 +114,9 @@ class BackwardBlock {
         const auto row = row_at(step, i);
         machine_.prefetch(args_.cells + row + part_.unit);
         machine_.prefetch(args_.grad_output + row + part_.unit);
-        machine_.prefetch(args_.grad_cells + row + part_.unit);
+        if (args_.grad_cells != nullptr) {
+          machine_.prefetch(args_.grad_cells + row + part_.unit);
+        }
 #pragma unroll
         for (int gate = 0; gate < 3; ++gate) {
           const auto column = gate * args_.state_size + part_.unit;
@@ -135,7 +137,9 @@ class BackwardBlock {
           .candidate = gates[2 * args_.state_size],
           .cell = args_.cells[row + part_.unit],
           .grad_h = args_.grad_output[row + part_.unit],
-          .grad_cell = args_.grad_cells[row + part_.unit]};
+          .grad_cell = args_.grad_cells == nullptr
+              ? scalar_t(0)
+              : args_.grad_cells[row + part_.unit]};
     }
   }
 

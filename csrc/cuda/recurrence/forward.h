@@ -31,20 +31,7 @@ class ForwardBlock {
 
   // sums: 2 * tiles * kSums.
   LLTM_INLINE void run(float* sums) {
-#pragma unroll
-    for (int i = 0; i < part_.kOwned; ++i) {
-      if (part_.owned_row(i) < args_.sequence.batch) {
-        cell_[i] = args_.cell[state_at(0, i)];
-      }
-    }
-    before_ = args_.before;
-    step_ = args_.first;
-    next_ = step_after(step_, 0);
-    load_resets_of_lanes(step_);
-#pragma unroll
-    for (int i = 0; i < part_.kOwned; ++i) {
-      load_products(step_, i);
-    }
+    begin();
     for (int32_t turn = 0; turn < args_.count; ++turn) {
       float* const own = sums + turn % 2 * (tiles * args_.kSums);
       multiply(own, turn);
@@ -66,6 +53,28 @@ class ForwardBlock {
       step_ = next_;
       next_ = ahead_;
     }
+    end();
+  }
+
+ protected: // for variants among the benchmarks
+  LLTM_INLINE void begin() {
+#pragma unroll
+    for (int i = 0; i < part_.kOwned; ++i) {
+      if (part_.owned_row(i) < args_.sequence.batch) {
+        cell_[i] = args_.cell[state_at(0, i)];
+      }
+    }
+    before_ = args_.before;
+    step_ = args_.first;
+    next_ = step_after(step_, 0);
+    load_resets_of_lanes(step_);
+#pragma unroll
+    for (int i = 0; i < part_.kOwned; ++i) {
+      load_products(step_, i);
+    }
+  }
+
+  LLTM_INLINE void end() {
 #pragma unroll
     for (int i = 0; i < part_.kOwned; ++i) {
       if (part_.owned_row(i) < args_.sequence.batch) {
@@ -74,7 +83,6 @@ class ForwardBlock {
     }
   }
 
- private:
   LLTM_INLINE void load_weights_for_h() {
 #pragma unroll
     for (int i = 0; i < kColumnBlocks; ++i) {
@@ -113,14 +121,15 @@ class ForwardBlock {
 
   // Rows that did not run before begin with h0, and rows that are reset with
   // zeros.
-  LLTM_INLINE Source<scalar_t> source_of(int tile) const {
+  LLTM_INLINE Source<scalar_t>
+  source_of(int tile, const Cursor& step, const Cursor& before) const {
     const auto row = part_.row_of_lane(tile);
-    if (row >= step_.rows || resets_of_lane_[tile] != 0) {
+    if (row >= step.rows || resets_of_lane_[tile] != 0) {
       return {nullptr, false};
     }
-    const bool waits = row < before_.rows;
+    const bool waits = row < before.rows;
     const scalar_t* const from =
-        waits ? args_.output + before_.first_row * args_.state_size : args_.h0;
+        waits ? args_.output + before.first_row * args_.state_size : args_.h0;
     return {
         from + int64_t(row) * args_.state_size + part_.first_column(), waits};
   }
@@ -143,11 +152,15 @@ class ForwardBlock {
     if (args_.resets != nullptr) {
 #pragma unroll
       for (int tile = 0; tile < tiles; ++tile) {
-        const auto row = part_.row_of_lane(tile);
-        resets_of_lane_[tile] =
-            row < step.rows ? args_.resets[step.first_row + row] : 0;
+        load_reset_of_lane(step, tile);
       }
     }
+  }
+
+  LLTM_INLINE void load_reset_of_lane(Cursor step, int tile) {
+    const auto row = part_.row_of_lane(tile);
+    resets_of_lane_[tile] =
+        row < step.rows ? args_.resets[step.first_row + row] : 0;
   }
 
   LLTM_INLINE void load_products(Cursor step, int i) {
@@ -163,12 +176,22 @@ class ForwardBlock {
     }
   }
 
+  // Where h of the step goes.
+  LLTM_INLINE void find_places() {
+#pragma unroll
+    for (int i = 0; i < part_.kOwned; ++i) {
+      to_[i] = part_.owned_row(i) < step_.rows
+          ? args_.output + state_at(step_.first_row, i)
+          : nullptr;
+    }
+  }
+
   // Adds up the products with h of this warp's columns.
   LLTM_INLINE void multiply(float* sums, int32_t turn) {
     Source<scalar_t> sources[tiles];
 #pragma unroll
     for (int tile = 0; tile < tiles; ++tile) {
-      sources[tile] = source_of(tile);
+      sources[tile] = source_of(tile, step_, before_);
     }
     machine_.wait_since(published_at_, kForwardClocksToLook);
     Gathered gathered[2];
@@ -180,12 +203,7 @@ class ForwardBlock {
     ahead_ = step_after(next_, turn + 1);
     prefetch(ahead_);
     load_resets_of_lanes(next_);
-#pragma unroll
-    for (int i = 0; i < part_.kOwned; ++i) {
-      to_[i] = part_.owned_row(i) < step_.rows
-          ? args_.output + state_at(step_.first_row, i)
-          : nullptr;
-    }
+    find_places();
 #pragma unroll
     for (int tile = 0; tile < tiles; ++tile) {
       gathered[tile % 2].finish(machine_, sources[tile], 0);
@@ -233,7 +251,7 @@ class ForwardBlock {
 
   const Machine& machine_;
   const Forward<scalar_t>& args_;
-  const Part<tiles> part_;
+  Part<tiles> part_;
   const int column_blocks_;
   uint32_t weights_[kColumnBlocks][3][2][4] = {};
   float cell_[Part<tiles>::kOwned] = {};

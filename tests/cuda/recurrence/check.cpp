@@ -85,6 +85,7 @@ struct Case {
   bool odd_weights; // likewise
   int64_t steps_of_launch;
   int64_t first_row; // of the tensors, of which only the rows from there exist
+  bool with_grad_cells;
 
   std::string describe() const {
     std::string text = half ? "float16" : "bfloat16";
@@ -104,6 +105,7 @@ struct Case {
     add("odd_weights", odd_weights);
     add("steps of a launch", steps_of_launch);
     add("first_row", first_row);
+    add("grad_cells", with_grad_cells);
     text += ", lengths";
     for (const auto length : lengths) {
       text += " " + std::to_string(length);
@@ -154,6 +156,7 @@ Case draw(
   if (between(0, 1) && backend::kFarRows) {
     drawn.first_row = (int64_t(1) << 32) / drawn.state_size + 1;
   }
+  drawn.with_grad_cells = between(0, 3) > 0;
   return drawn;
 }
 
@@ -189,7 +192,11 @@ class Run {
     fill(c0_, 0.5);
     fill(products_, 1);
     fill(grad_output_, 0.3);
-    fill(grad_cells_, 0.1);
+    if (drawn.with_grad_cells) {
+      fill(grad_cells_, 0.1);
+    } else {
+      std::fill_n(grad_cells_.get(), grad_cells_.size(), scalar_t(0));
+    }
     for (int64_t row = 0; row < rows_; ++row) {
       resets_[row] = random_() % 4 == 0 ? 2 : 0; // any byte but 0
     }
@@ -380,7 +387,8 @@ class Run {
     args.gates = far(gates_.get(), 3 * H_);
     args.cells = far(cells_.get(), H_);
     args.grad_output = far(grad_output_.get(), H_);
-    args.grad_cells = far(grad_cells_.get(), H_);
+    args.grad_cells =
+        case_.with_grad_cells ? far(grad_cells_.get(), H_) : nullptr;
     args.d_gates = far(d_gates_.get(), 3 * H_);
     args.d_h0 = d_h0_.get();
     args.d_c0 = d_c0_.get();

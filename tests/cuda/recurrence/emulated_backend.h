@@ -3,6 +3,10 @@
 #include "cuda/recurrence/launch.h"
 #include "emulator.h"
 
+#ifdef LLTM_PIPELINED
+#include "pipelined_forward.h"
+#endif
+
 #include <climits>
 #include <cstdint>
 #include <string>
@@ -53,7 +57,11 @@ void run_block(
     const emulator::Machine& machine,
     const lltm::recurrence::Forward<scalar_t>& args,
     float* shared) {
+#ifdef LLTM_PIPELINED
+  lltm::recurrence::run_pipelined_forward<tiles>(machine, args, shared);
+#else
   lltm::recurrence::run_forward<tiles>(machine, args, shared);
+#endif
 }
 
 template <int tiles, typename scalar_t>

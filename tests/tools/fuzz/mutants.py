@@ -137,6 +137,12 @@ REPLACED = {
     ("test_sequences_by_the_recurrence", "csrc/cuda/lltm_sequence_backward.h"): [
         ("grad_output = grad_output_.", "grad_output = grad_cells_."),
     ],
+    ("test_missing_gradients_of_cells_are_zeros", "csrc/cuda/lltm_pointwise.h"): [
+        ("grad_cells == nullptr ? scalar_t(0) :", "grad_cells == nullptr ? scalar_t(1) :"),
+    ],
+    ("test_missing_gradients_of_cells_are_zeros", "csrc/cuda/recurrence/backward.h"): [
+        ("? scalar_t(0)", "? scalar_t(1)"),
+    ],
     ("test_the_grid_of_the_recurrence", "csrc/cuda/recurrence/launch.h"): [
         ("2 * tiles * args.kSums", "tiles * args.kSums"),
     ],
