@@ -104,7 +104,7 @@ class Forward {
     if (!kHasDot) {
       return 0;
     }
-    const auto columns = Product<gemm_t>::columns();
+    const auto columns = Product<gemm_t>::column_multiple();
     const auto rest = a_.sizes.batch % columns;
     return a_.sizes.batch <= kFewRows ? a_.sizes.batch
         : rest <= columns / 2         ? rest
@@ -185,7 +185,7 @@ class Forward {
   }
 
   int64_t columns_to_multiply(int64_t panel) const {
-    return round_up(batch_.columns(panel), Product<gemm_t>::columns());
+    return round_up(batch_.columns(panel), Product<gemm_t>::column_multiple());
   }
 
   void one_block(const Block& block) const {

@@ -10,8 +10,8 @@
 namespace lltm {
 
 // How the threads of a sequence divide each step: by rows of the batch, which
-// needs no barrier, and by panels of hidden units. A slot is the rows and
-// panels that one thread takes.
+// needs no barrier, and by panels of hidden units. A slot is some rows and
+// panels; a thread takes one, or several where there are fewer threads.
 template <typename gemm_t>
 class Team {
  public:

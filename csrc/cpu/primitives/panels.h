@@ -57,7 +57,7 @@ C10_ALWAYS_INLINE void transpose_words(Matrix<const T> from, Matrix<T> to) {
 
 // The distance between rows of so many elements: an odd number of cache lines,
 // because rows that lie a multiple of many lines apart fall on the same sets of
-// a cache.
+// a cache. Pairs of rows lie twice as far apart.
 template <typename T>
 int64_t leading_dimension(int64_t size) {
   constexpr int64_t line = 64 / sizeof(T);
@@ -236,7 +236,7 @@ struct PairRows {
 
 // The right operand of a product, [terms, columns], in panels of width columns
 // that lie one after the other: each is [terms, width], in the type and the
-// pairs that multiply() takes. What lies beyond terms is zero.
+// pairs that multiply() takes.
 template <typename T>
 class Panels {
  public:
@@ -304,8 +304,8 @@ class Panels {
     }
   }
 
-  // Copies terms [begin, end) from a matrix with a row for each column, to the
-  // columns of a panel from column on; first is the term of its first column.
+  // Copies columns [begin, end) of a matrix with a row for each column of a
+  // panel, from column on. Its column 0 is the term first.
   template <typename from_t>
   void pack_transposed(
       int64_t i,

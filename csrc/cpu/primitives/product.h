@@ -15,8 +15,8 @@ namespace lltm {
 constexpr int64_t kFewTerms = 32;
 
 // C [M, N] = A @ B, or C += A @ B, on the calling thread, in float or double.
-// B is a panel, or lies as it is. A result does not depend on how a product is
-// divided, if several_chains is the same for all parts.
+// B is a panel, or lies as it is. A result does not depend on how the columns
+// of a product are divided; nor on how rows are, without several_chains.
 template <typename T>
 struct Product {
   int64_t M;
@@ -31,7 +31,7 @@ struct Product {
   bool several_chains = M <= 2;
 
   // Terms of one chain of additions, at most. So few keep the error below twice
-  // that of PyTorch's products, and a vector or two of B stay in L1.
+  // that of PyTorch's products, and a vector of B stays in L1.
   static constexpr int64_t kTermsOfAChain = 512;
 
   // K, with the zeros that a product needs.
@@ -40,15 +40,16 @@ struct Product {
   }
 
   // A product is fastest with a multiple of so many columns.
-  static int64_t columns() {
+  static int64_t column_multiple() {
     return lanes_of_a_register<T>();
   }
 
   // The width of the panels that so many columns are packed in. The tile takes
   // up to three vectors at once, and is slowest with one.
   static int64_t panel_width(int64_t size) {
-    const auto vectors = (size + columns() - 1) / columns();
-    return std::min<int64_t>(vectors, vectors % 3 == 1 ? 2 : 3) * columns();
+    const auto vectors = (size + column_multiple() - 1) / column_multiple();
+    return std::min<int64_t>(vectors, vectors % 3 == 1 ? 2 : 3) *
+        column_multiple();
   }
 
   // A thread has one while it multiplies.

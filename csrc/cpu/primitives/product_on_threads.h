@@ -15,9 +15,10 @@
 
 namespace lltm {
 
-// With more rows of A, and of B, B is packed, so that what tiles read lies
-// together.
+// B is packed if A has more rows, and B more than kFewTerms, so that what tiles
+// read lies together.
 constexpr int64_t kRowsWorthPacking = 24;
+
 // Packs a matrix of so many rows, on all threads.
 template <typename from_t, typename T>
 void pack_on_threads(
@@ -49,8 +50,8 @@ constexpr int64_t kMostTerms = 512;
 constexpr int64_t kTermsOfASum = 8192;
 
 // C [M, N] = A @ B, or C += A @ B, on all threads. A has
-// Product::padded_terms(K) columns. C is computed in opmath_t, and products add
-// up in it only if that is out_t.
+// Product::padded_terms(K) columns. C is computed in opmath_t; if out_t is a
+// half type, it is then overwritten, and accumulate must be false.
 template <typename scalar_t, typename gemm_t, typename out_t>
 class ProductOnThreads {
  public:
@@ -87,7 +88,7 @@ class ProductOnThreads {
           const typename Product<gemm_t>::Guard guard;
           const Scratch<opmath_t> sums(
               kInPlace && terms_ <= kTermsOfASum ? 0 : rows_ * columns_);
-          const Panels<gemm_t> panel(
+          const Panels<gemm_t> packed_block(
               packs_ && !packs_first_ ? std::min(terms_, kMostTerms) : 0,
               columns_,
               columns_);
@@ -95,7 +96,7 @@ class ProductOnThreads {
             one_block(
                 task / column_blocks * rows_,
                 task % column_blocks * columns_,
-                panel,
+                packed_block,
                 {sums.data(), columns_});
           }
         });
@@ -110,7 +111,7 @@ class ProductOnThreads {
   void one_block(
       int64_t row,
       int64_t column,
-      const Panels<gemm_t>& panel,
+      const Panels<gemm_t>& packed_block,
       Matrix<opmath_t> sums) const {
     const auto rows = std::min(rows_, M_ - row);
     const auto columns = std::min(columns_, N_ - column);
@@ -125,7 +126,7 @@ class ProductOnThreads {
              .N = columns,
              .K = terms,
              .A = A_.part(row, k),
-             .B = part_of_B(k, terms, column, columns, panel),
+             .B = part_of_B(k, terms, column, columns, packed_block),
              .C = to,
              .accumulate = adds || k > begin,
              .several_chains = M_ <= 2});
@@ -152,7 +153,7 @@ class ProductOnThreads {
       int64_t terms,
       int64_t column,
       int64_t columns,
-      const Panels<gemm_t>& panel) const {
+      const Panels<gemm_t>& packed_block) const {
     if constexpr (!kAlwaysPacks) {
       if (!packs_) {
         return B_.part(k, column);
@@ -161,8 +162,8 @@ class ProductOnThreads {
     if (packs_first_) {
       return packed_.panel(column / columns_, k);
     }
-    panel.pack(B_.part(k, column), K_ - k, columns, 0, terms);
-    return panel.panel(0);
+    packed_block.pack(B_.part(k, column), K_ - k, columns, 0, terms);
+    return packed_block.panel(0);
   }
 
   const int64_t M_;

@@ -1,5 +1,5 @@
-// Threads that wait for one another (cpu/primitives/barrier.h) all come back, also
-// when one of them fails; and how many there are
+// Threads that wait for one another (cpu/primitives/barrier.h) all come back,
+// also when one of them fails; and how many there are
 // (cpu/lltm_sequence_team.h).
 
 #include "cpu/lltm_gates.h"
