@@ -1,5 +1,6 @@
 #include "ops/autocast.h"
 
+#include "ops/checks.h"
 #include "ops/dispatch.h"
 #include "ops/lltm.h"
 #include "ops/lltm_sequence.h"
@@ -22,9 +23,11 @@ at::Tensor cast_for_autocast(
     c10::DeviceType device_type) {
   const auto dtype = at::autocast::get_autocast_dtype(device_type);
   const bool caches = at::autocast::is_autocast_cache_enabled();
-  // torch.jit.trace takes what it finds in the cache for a constant.
+  // torch.jit.trace takes what it finds in the cache for a constant, and each
+  // call of a transform would leave casts of its own there.
   const bool traces = at::tracer::impl::is_dispatch_enabled();
-  at::autocast::set_autocast_cache_enabled(caches && !traces);
+  at::autocast::set_autocast_cache_enabled(
+      caches && !traces && !transform_is_active());
   const auto restored = c10::make_scope_exit(
       [&] { at::autocast::set_autocast_cache_enabled(caches); });
   return at::autocast::cached_cast(dtype, tensor, device_type);
@@ -32,16 +35,41 @@ at::Tensor cast_for_autocast(
 
 namespace {
 
+// In a transform of torch.func, which runs the composite formulas, op computes
+// in float64: the transform sends each operator that they call on with the keys
+// that the thread had before, and autocast leaves only float64 alone.
+template <auto op, typename Arguments = ArgumentsOf<op>>
+auto transformed(const Arguments& arguments) -> decltype(op(arguments)) {
+  if (!transform_is_active()) {
+    return op(arguments);
+  }
+  check_arguments(arguments);
+  auto results = call_with_mapped_tensors(
+      arguments,
+      [](const Field<at::Tensor>& field) {
+        return field.value.is_floating_point() ? field.value.to(at::kDouble)
+                                               : field.value;
+      },
+      op);
+  for_each_result(arguments, results, [&](at::Tensor& result, auto&&) {
+    result = result.to(arguments.input.scalar_type());
+  });
+  return results;
+}
+
+template <auto op>
+constexpr auto kernel() {
+  return as_kernel<autocast_kernel<transformed<op>>>();
+}
+
 // All arguments in the autocast dtype, as for lstm_cell. What goes backward has
 // no kernel here: it keeps the dtypes of what forward saved.
 void implement(torch::Library& m) {
-  m.impl("forward", as_kernel<autocast_kernel<forward>>());
+  m.impl("forward", kernel<forward>());
+  m.impl("_forward_with_gates", kernel<_forward_with_gates>());
+  m.impl("sequence_forward", kernel<sequence_forward>());
   m.impl(
-      "_forward_with_gates", as_kernel<autocast_kernel<_forward_with_gates>>());
-  m.impl("sequence_forward", as_kernel<autocast_kernel<sequence_forward>>());
-  m.impl(
-      "_sequence_forward_with_gates",
-      as_kernel<autocast_kernel<_sequence_forward_with_gates>>());
+      "_sequence_forward_with_gates", kernel<_sequence_forward_with_gates>());
 }
 
 } // namespace

@@ -77,14 +77,20 @@ def test_transform(device, operator, transform, request):
 
 @pytest.mark.parametrize("operator", [CELL, PADDED], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("inside", [False, True], ids=["around the transform", "inside of it"])
 @TRANSFORMS
-def test_transform_under_autocast(operator, dtype, transform, request):
-    """Autocast rounds inside the formulas, so the tolerance is that of some roundings."""
+def test_transform_under_autocast(operator, dtype, inside, transform, request):
+    """Autocast rounds arguments and results, so the tolerance is that of some roundings."""
     inputs = operator.inputs(shape=SMALL)
     in_float64 = double(inputs)
     transform = transform_of(operator, transform, request)
-    with torch.autocast("cpu", dtype):
-        actual = transform(with_options(operator.forward, inputs))(*inputs[:5])
+    forward = with_options(operator.forward, inputs)
+    autocast = torch.autocast("cpu", dtype)
+    if inside:
+        actual = transform(autocast(forward))(*inputs[:5])
+    else:
+        with autocast:
+            actual = transform(forward)(*inputs[:5])
     exact = transform(with_options(operator.reference, in_float64))(*in_float64[:5])
     for ours, expected in zip(tree_leaves(actual), tree_leaves(exact), strict=True):
         assert ours.dtype in (dtype, torch.float32)

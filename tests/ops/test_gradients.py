@@ -265,14 +265,15 @@ def test_gradient_that_nobody_needs_is_not_computed(dtype, index):
     assert saved >= lltm_ops.backward(*inputs)[index].nbytes
 
 
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
 @pytest.mark.parametrize(
     ("operator", "batches"), [(CELL, range(16, 3000, 8)), (PADDED, range(16, 600, 2))], ids=str
 )
 def test_batches_of_many_sizes_keep_no_memory(operator, batches):
     """oneDNN keeps a kernel for each size that it is asked for: they have to be few."""
-
-    def resident() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
     def run(batch: int) -> None:
         inputs = operator.inputs(shape=(9, batch, 16, 16), requires_grad=True)
@@ -283,6 +284,21 @@ def test_batches_of_many_sizes_keep_no_memory(operator, batches):
     for batch in batches:
         run(batch)
     assert resident() - before < 50e6
+
+
+def test_a_transform_leaves_nothing_in_the_cache_of_autocast():
+    """Weights take 6 MiB in bfloat16, and each call would leave them there."""
+    input, weights, *rest = sample_inputs(shape=(2, 512, 1024))
+
+    def loss(weights):
+        return lltm_ops.forward(input, weights, *rest)[0].sum()
+
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.func.grad(loss)(weights)
+        before = resident()
+        for _ in range(40):
+            torch.func.grad(loss)(weights)
+        assert resident() - before < 100e6
 
 
 def test_inference_calls_no_autograd_and_writes_no_gates():
