@@ -213,7 +213,7 @@ class Forward {
         ld_rest_);
   }
 
-  // Of some gates, with features from k on.
+  // Adds the products of some gates with features from k on.
   void add_products(
       const Block& block,
       int64_t units,

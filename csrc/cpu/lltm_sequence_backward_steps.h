@@ -187,7 +187,7 @@ class BackwardRecurrence {
   const BackwardPointers<scalar_t>& a_;
   const int64_t size_ = a_.sizes.batch * a_.sizes.state_size;
   const bool multiplies_ = !a_.is_one_step();
-  // Of a panel.
+  // A panel has so many units.
   const int64_t units_ = Product<gemm_t>::panel_width(a_.sizes.state_size);
   const int64_t panels_ = at::divup(a_.sizes.state_size, units_);
   const Team<gemm_t> team_;

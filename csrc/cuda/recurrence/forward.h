@@ -176,7 +176,7 @@ class ForwardBlock {
     }
   }
 
-  // Where h of the step goes.
+  // Finds where h of the step goes.
   LLTM_INLINE void find_places() {
 #pragma unroll
     for (int i = 0; i < part_.kOwned; ++i) {
