@@ -98,6 +98,19 @@ def test_transform_under_autocast(operator, dtype, inside, transform, request):
         assert error < 4 * TOLERANCES[dtype]["rtol"]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_forward_mode_ad_under_autocast(dtype):
+    """Nothing but the results is rounded to dtype."""
+    inputs = tuple(tensor.to(dtype).float() for tensor in sample_inputs(shape=(4, 16, 24)))
+    tangents = tuple(torch.ones_like(tensor) for tensor in inputs)
+    with torch.autocast("cpu", dtype):
+        results = jvp(lltm_ops.forward, inputs, tangents)
+    exact = jvp(lltm_ops.reference, tuple(double(inputs)), tuple(double(tangents)))
+    eps = torch.finfo(dtype).eps
+    for ours, expected in zip(tree_leaves(results), tree_leaves(exact), strict=True):
+        assert_close(ours, expected.to(dtype), rtol=eps, atol=1e-3 * eps)
+
+
 def transform_of(operator, transform, request):
     if operator is not CELL and "vmap of grad" in request.node.name:
         return per_sample_gradients_of_sequences

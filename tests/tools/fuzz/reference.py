@@ -266,7 +266,7 @@ def _sum_of_infinities(a: Bounded, b: Bounded) -> tuple[Tensor, Tensor]:
     """What infinities and nan make of a @ b.T: (inf, -inf, nan, or 0 for nothing), undecided."""
 
     def meet(x: list[Tensor], y: list[Tensor]) -> Tensor:
-        """Where a sum has a term of an x of one factor and a y of the other."""
+        """Says where a sum has a term of an x of one factor and a y of the other."""
         x, y = ([t.to(torch.float64) for t in of_each] for of_each in (x, y))
         return x[0] @ y[1].T + y[0] @ x[1].T > 0
 
