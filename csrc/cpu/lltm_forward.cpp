@@ -111,10 +111,10 @@ class Forward {
                                       : 0;
   }
 
+  // To read a byte of the weights takes as long as to multiply a row by it.
   int64_t nanoseconds_of(int64_t units) const {
-    const auto weights = kGates * units * features_;
-    return weights * int64_t(sizeof(scalar_t)) / kBytesPerNanosecond +
-        2 * weights * a_.sizes.batch / kFlopPerNanosecond;
+    const int64_t rows = a_.sizes.batch + sizeof(scalar_t);
+    return 2 * kGates * units * features_ * rows / kFlopPerNanosecond;
   }
 
   // A block has many units, because each call of a product has a cost, and

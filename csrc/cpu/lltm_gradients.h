@@ -85,10 +85,6 @@ class GateGradients {
     zero(rows(), most_rows, gate_units);
   }
 
-  int64_t gate_units() const {
-    return gate_units_;
-  }
-
   Matrix<gemm_t> rows() const {
     return {rows_.data(), ld_rows_};
   }
@@ -147,14 +143,13 @@ void weights_gradient(
     out_t* d_weights,
     bool accumulate) {
   const auto product = [&](const scalar_t* B, int64_t N, out_t* C) {
-    ProductOnThreads<scalar_t, gemm_t, out_t>(
-        d_gates.gate_units(),
-        N,
-        sizes.batch,
-        d_gates.columns(),
-        {B, N},
-        {C, sizes.features()},
-        accumulate)
+    ProductOnThreads<scalar_t, gemm_t, out_t>({.M = sizes.gate_units(),
+                                               .N = N,
+                                               .K = sizes.batch,
+                                               .A = d_gates.columns(),
+                                               .B = {B, N},
+                                               .C = {C, sizes.features()},
+                                               .accumulate = accumulate})
         .run();
   };
   product(old_h, sizes.state_size, d_weights);
@@ -171,13 +166,13 @@ void rows_gradient(
     int64_t columns,
     scalar_t* result) {
   ProductOnThreads<scalar_t, gemm_t, scalar_t>(
-      sizes.batch,
-      columns,
-      d_gates.gate_units(),
-      d_gates.rows(),
-      {columns_of_weights, sizes.features()},
-      {result, columns},
-      false)
+      {.M = sizes.batch,
+       .N = columns,
+       .K = sizes.gate_units(),
+       .A = d_gates.rows(),
+       .B = {columns_of_weights, sizes.features()},
+       .C = {result, columns},
+       .accumulate = false})
       .run();
 }
 
@@ -227,18 +222,18 @@ struct BiasGradient {
 
 template <typename out_t, typename gemm_t>
 void bias_gradient(
+    const CellSizes& sizes,
     const GateGradients<gemm_t>& d_gates,
-    int64_t batch,
     out_t* d_bias,
     bool accumulate) {
   at::parallel_for(
       0,
-      d_gates.gate_units(),
-      grain_size(batch / kPackedPerNanosecond),
+      sizes.gate_units(),
+      grain_size(sizes.batch / kPackedPerNanosecond),
       [&](int64_t begin, int64_t end) {
         vectorized(
             BiasGradient<out_t, gemm_t>{
-                d_gates.rows(), batch, d_bias, accumulate},
+                d_gates.rows(), sizes.batch, d_bias, accumulate},
             begin,
             end);
       });

@@ -52,7 +52,7 @@ class BackwardRecurrence {
 
   explicit BackwardRecurrence(const BackwardPointers<scalar_t>& pointers)
       : a_(pointers),
-        team_(a_, panels_, nanoseconds_of_a_step()),
+        team_(a_, units_, nanoseconds_of_a_step()),
         weights_(
             a_.sizes.gate_units(),
             multiplies_ ? a_.sizes.state_size : 0,
@@ -62,8 +62,8 @@ class BackwardRecurrence {
     std::fill_n(d_h_.data(), size_, opmath_t(0));
     std::fill_n(d_cell_.data(), size_, opmath_t(0));
     if (multiplies_) {
-      const Matrix<const scalar_t> weights{a_.weights, a_.sizes.features()};
-      pack_on_threads(weights, a_.sizes.gate_units(), weights_);
+      weights_.template pack_on_threads<scalar_t>(
+          {a_.weights, a_.sizes.features()}, a_.sizes.gate_units());
     }
   }
 
@@ -116,16 +116,9 @@ class BackwardRecurrence {
     }
   }
 
-  Part units_of(int64_t slot) const {
-    auto units = team_.panels(slot);
-    units.begin *= units_;
-    units.end = std::min(units.end * units_, a_.sizes.state_size);
-    return units;
-  }
-
   void pointwise(int64_t slot, int64_t step, Matrix<gemm_t> d_gates) const {
     const auto rows = team_.rows(slot, a_.steps[step].rows);
-    const auto units = units_of(slot);
+    const auto units = team_.units(slot);
     const auto first = a_.steps[step].first_row * a_.sizes.state_size;
     vectorized(
         GatesBackward<scalar_t, gemm_t>{
@@ -164,17 +157,13 @@ class BackwardRecurrence {
 
   // No gradient passes a reset.
   void reset(int64_t slot, int64_t step) const {
-    if (a_.resets.data == nullptr) {
-      return;
-    }
     const auto rows = team_.rows(slot, a_.steps[step].rows);
-    const auto units = units_of(slot);
-    for (int64_t row = rows.begin; row < rows.end; ++row) {
-      if (a_.resets.any(a_.steps[step], row, row + 1)) {
-        const auto at = row * a_.sizes.state_size + units.begin;
-        std::fill_n(d_h_.data() + at, units.size(), opmath_t(0));
-        std::fill_n(d_cell_.data() + at, units.size(), opmath_t(0));
-      }
+    for (auto* states : {d_h_.data(), d_cell_.data()}) {
+      a_.resets.template zero<opmath_t>(
+          a_.steps[step],
+          rows,
+          team_.units(slot),
+          {states, a_.sizes.state_size});
     }
   }
 
@@ -189,7 +178,6 @@ class BackwardRecurrence {
   const bool multiplies_ = !a_.is_one_step();
   // A panel has so many units.
   const int64_t units_ = Product<gemm_t>::panel_width(a_.sizes.state_size);
-  const int64_t panels_ = at::divup(a_.sizes.state_size, units_);
   const Team<gemm_t> team_;
   const Panels<gemm_t> weights_;
   const Scratch<opmath_t> d_h_;
@@ -203,12 +191,6 @@ class Backward {
  public:
   explicit Backward(const BackwardPointers<scalar_t>& pointers)
       : a_(pointers),
-        old_h_{
-            .steps = a_.steps,
-            .state_size = a_.sizes.state_size,
-            .h = a_.output,
-            .h0 = a_.h0,
-            .resets = a_.resets},
         chunks_(sequence_chunks(a_.steps, kRowsOfAChunk)),
         d_weights_(
             a_.gradients.d_weights,
@@ -288,12 +270,12 @@ class Backward {
     const CellSizes sizes{
         chunk.rows, a_.sizes.input_features, a_.sizes.state_size};
     d_bias_.add([&](auto* d_bias) {
-      bias_gradient(d_gates, chunk.rows, d_bias, accumulate);
+      bias_gradient(sizes, d_gates, d_bias, accumulate);
     });
     const auto* input = a_.input + chunk.first_row * a_.sizes.input_features;
     d_weights_.add([&](auto* d_weights) {
       d_gates.transpose(chunk.rows);
-      const auto* h = old_h(chunk, old_h_scratch);
+      const auto* h = gather_old_h(chunk, old_h_scratch);
       weights_gradient(sizes, d_gates, h, input, d_weights, accumulate);
     });
     if (a_.is_one_step() && a_.gradients.d_old_h != nullptr) {
@@ -315,7 +297,8 @@ class Backward {
   }
 
   // The h that each row of a chunk begins with, in the order of the input.
-  const scalar_t* old_h(const SequenceChunk& chunk, scalar_t* scratch) const {
+  const scalar_t* gather_old_h(const SequenceChunk& chunk, scalar_t* scratch)
+      const {
     if (a_.is_one_step()) {
       return a_.h0;
     }
@@ -328,8 +311,7 @@ class Backward {
             const auto& [first_row, rows, carried] = a_.steps[step];
             auto* to =
                 scratch + (first_row - chunk.first_row) * a_.sizes.state_size;
-            const auto* from =
-                old_h_.template rows<scalar_t>(step, 0, rows, to);
+            const auto* from = old_h<scalar_t>(a_, step, Part(rows, 0, 1), to);
             if (from != to) {
               std::copy_n(from, rows * a_.sizes.state_size, to);
             }
@@ -340,7 +322,6 @@ class Backward {
 
   const BackwardPointers<scalar_t>& a_;
   const int64_t gate_units_ = a_.sizes.gate_units();
-  const OldH<scalar_t> old_h_;
   const std::vector<SequenceChunk> chunks_;
   const Sum d_weights_;
   const Sum d_bias_;

@@ -33,48 +33,44 @@ constexpr size_t kStepsWorthPacking = 8;
 // they are come from L3 almost as fast. Without packing, 8x2x2048x2048 takes a
 // third of the time on Zen 5, and 64x1x1024x1024 3 % less.
 constexpr size_t kMostStepsUnpacked = 64;
-// Rows of a step that a panel is multiplied with at a time. Their operands and
-// products fit in the caches, in which pairs take half the room.
-template <typename gemm_t>
-constexpr int64_t kMaxRowsOfABlock = 64 * kPair<gemm_t>;
-// With fewer rows of the batch, the products with the input are made for many
-// steps at once, so each step reads only the weights for h. AMX also takes time
-// to change the shape of a product: 77x12x96x192 in bfloat16 takes 9 % less
-// time on the Xeon.
-template <typename gemm_t>
-constexpr int64_t kMinRowsToMultiplyInputInSteps = kPair<gemm_t> == 2 ? 32 : 8;
 
 // On raw pointers to contiguous memory; batch is that of h0.
 template <typename scalar_t>
 struct SequenceForwardPointers {
+  using opmath_t = at::opmath_type<scalar_t>;
+
   CellSizes sizes;
   const std::vector<SequenceStep>& steps;
   bool packed;
   const scalar_t* input;
   const scalar_t* weights;
   const scalar_t* bias;
-  OldH<scalar_t> old_h;
-  CellStates<scalar_t> cell_states;
+  const scalar_t* h0;
+  Resets resets;
+  // [batch, state_size]: at first c0, and each step leaves its cell states.
+  // They are not rounded: the cell forgets nothing, so rounding at each step
+  // would lose what is added to a state that has grown.
+  opmath_t* states;
   scalar_t* output;
   scalar_t* cells;
   scalar_t* gates; // null: not wanted
 
-  // Returns what the gates of a step's rows need, of which units [first_unit,
-  // end_unit) are computed. In rows that the step resets, these units of
-  // old_cell become zero.
+  // Returns what the gates of a step's rows need, of which some units are
+  // computed. In rows that the step resets, their states become zero.
   CellPointers<scalar_t> cell_pointers(
       int64_t i,
       const Part& rows,
-      int64_t first_unit,
-      int64_t end_unit,
-      const at::opmath_type<scalar_t>* bias) const {
+      const Part& units,
+      const opmath_t* bias) const {
     const auto size = sizes.state_size;
+    resets.template zero<opmath_t>(steps[i], rows, units, {states, size});
+    auto* state = states + rows.begin * size;
     const auto at = (steps[i].first_row + rows.begin) * size;
     return {
         .state_size = size,
         .bias = bias,
-        .old_cell = cell_states.before(i, rows, first_unit, end_unit),
-        .next_cell = cell_states.after(i, rows),
+        .old_cell = state,
+        .next_cell = state,
         .new_h = output + at,
         .new_cell = cells + at,
         .gates = gates == nullptr ? nullptr : gates + kGates * at};
@@ -92,14 +88,14 @@ class SequenceForward {
   SequenceForward(const SequenceForwardPointers<scalar_t>& pointers, bool packs)
       : a_(pointers),
         packs_(packs),
-        team_(a_, panels_, nanoseconds_of_a_step()),
+        team_(a_, units_, nanoseconds_of_a_step()),
         chunks_(sequence_chunks(a_.steps, max_chunk_rows())),
         bias_(a_.bias, a_.sizes.gate_units()),
         weights_(packs_ ? a_.sizes.features() : 0, panels_ * width_, width_),
         products_(
             multiplies_input_first_
                 ? most_rows(chunks_) * panels_ * width_
-                : team_.slots() * kMaxRowsOfABlock<gemm_t> * width_),
+                : team_.slots() * kMaxRowsOfABlock * width_),
         old_h_(
             copies_old_h()
                 ? team_.slots() * rows_per_slot() * a_.sizes.state_size
@@ -115,6 +111,15 @@ class SequenceForward {
 
  private:
   static constexpr bool kConverts = !std::is_same_v<scalar_t, gemm_t>;
+  // Rows of a step that a panel is multiplied with at a time. Their operands
+  // and products fit in the caches, in which pairs take half the room.
+  static constexpr int64_t kMaxRowsOfABlock = 64 * kPair<gemm_t>;
+  // With fewer rows of the batch, the products with the input are made for many
+  // steps at once, so each step reads only the weights for h. AMX also takes
+  // time to change the shape of a product: 77x12x96x192 in bfloat16 takes 9 %
+  // less time on the Xeon.
+  static constexpr int64_t kMinRowsToMultiplyInputInSteps =
+      kPair<gemm_t> == 2 ? 32 : 8;
 
   void run(int64_t begin, int64_t end, Barrier& barrier) const {
     for (int64_t slot = begin; slot < end; ++slot) {
@@ -202,8 +207,7 @@ class SequenceForward {
   // rows, each step multiplies its own.
   void multiply_input(int64_t slot, const SequenceChunk& chunk) const {
     const auto* A = input_of(slot, chunk.first_row, chunk.rows);
-    const auto panels = team_.panels(slot);
-    for (auto panel = panels.begin; panel < panels.end; ++panel) {
+    team_.for_each_panel(slot, 0, [&](int64_t panel) {
       multiply_panel(
           chunk.rows,
           panel,
@@ -212,7 +216,7 @@ class SequenceForward {
           A,
           kept_products(chunk, panel, chunk.first_row),
           false);
-    }
+    });
   }
 
   // The products with the input that are kept for a chunk, from a row on.
@@ -224,29 +228,24 @@ class SequenceForward {
 
   void one_step(int64_t slot, const SequenceChunk& chunk, int64_t i) const {
     const auto rows = team_.rows(slot, a_.steps[i].rows);
-    const auto panels = team_.panels(slot);
     const auto first_row = a_.steps[i].first_row + rows.begin;
-    const auto* old_h = a_.old_h.template rows<gemm_t>(
+    const auto* old_h = lltm::old_h<gemm_t>(
+        a_,
         i,
-        rows.begin,
-        rows.end,
+        rows,
         old_h_.data() + slot * rows_per_slot() * a_.sizes.state_size);
     const auto* input = multiplies_input_first_
         ? nullptr
         : input_of(slot, first_row, rows.size());
-    const auto pointers = a_.cell_pointers(
-        i,
-        rows,
-        panels.begin * units_,
-        std::min(panels.end * units_, a_.sizes.state_size),
-        bias_.data());
-    const auto blocks = at::divup(rows.size(), kMaxRowsOfABlock<gemm_t>);
+    const auto pointers =
+        a_.cell_pointers(i, rows, team_.units(slot), bias_.data());
+    const auto blocks = at::divup(rows.size(), kMaxRowsOfABlock);
     for (int64_t block = 0; block < blocks; ++block) {
       const Part rows_of_block(rows.size(), block, blocks);
       team_.for_each_panel(slot, i + block, [&](int64_t panel) {
         auto* products = multiplies_input_first_
             ? kept_products(chunk, panel, first_row + rows_of_block.begin)
-            : products_.data() + slot * kMaxRowsOfABlock<gemm_t> * width_;
+            : products_.data() + slot * kMaxRowsOfABlock * width_;
         one_panel(panel, rows_of_block, old_h, input, pointers, products);
       });
     }
@@ -296,9 +295,10 @@ class SequenceForward {
     }
   }
 
-  // OldH copies rows if types differ, not all are carried, or some are reset.
+  // old_h() copies rows if types differ, not all are carried, or some are
+  // reset.
   bool copies_old_h() const {
-    return kConverts || a_.packed || a_.old_h.resets.data != nullptr;
+    return kConverts || a_.packed || a_.resets.data != nullptr;
   }
 
   int64_t rows_per_slot() const {
@@ -342,9 +342,7 @@ class SequenceForward {
   const int64_t panels_ = at::divup(a_.sizes.state_size, units_);
   const Team<gemm_t> team_;
   const bool multiplies_input_first_ = a_.sizes.input_features > 0 &&
-      a_.sizes.batch <
-              kMinRowsToMultiplyInputInSteps<gemm_t>&& team_.row_groups() ==
-          1;
+      a_.sizes.batch < kMinRowsToMultiplyInputInSteps&& team_.row_groups() == 1;
   const std::vector<SequenceChunk> chunks_;
   const InOpmath<scalar_t> bias_;
   const Panels<gemm_t> weights_;
@@ -358,15 +356,16 @@ template <typename scalar_t>
 void forward_step_by_step(const SequenceForwardPointers<scalar_t>& a) {
   const InOpmath<scalar_t> bias(a.bias, a.sizes.gate_units());
   const Scratch<scalar_t> scratch(a.sizes.batch * a.sizes.state_size);
+  const Part units(a.sizes.state_size, 0, 1);
   for (size_t i = 0; i < a.steps.size(); ++i) {
-    const auto [row, rows, carried] = a.steps[i];
+    const auto first_row = a.steps[i].first_row;
+    const Part rows(a.steps[i].rows, 0, 1);
     forward_step<scalar_t>(
-        {.sizes = {rows, a.sizes.input_features, a.sizes.state_size},
-         .input = a.input + row * a.sizes.input_features,
+        {.sizes = {rows.size(), a.sizes.input_features, a.sizes.state_size},
+         .input = a.input + first_row * a.sizes.input_features,
          .weights = a.weights,
-         .old_h = a.old_h.template rows<scalar_t>(i, 0, rows, scratch.data()),
-         .pointers = a.cell_pointers(
-             i, Part(rows, 0, 1), 0, a.sizes.state_size, bias.data())});
+         .old_h = old_h<scalar_t>(a, i, rows, scratch.data()),
+         .pointers = a.cell_pointers(i, rows, units, bias.data())});
   }
 }
 
@@ -407,34 +406,25 @@ ForwardWithGatesResult sequence_forward_kernel_impl(
   const auto bias = a.bias.expect_contiguous();
   const auto h0 = a.h0.expect_contiguous();
   const auto c0 = a.c0.expect_contiguous();
-  const auto reset_rows = a.resets ? a.resets->contiguous() : at::Tensor();
-  const Resets resets = bytes_of(reset_rows);
+  const auto resets = a.resets ? a.resets->contiguous() : at::Tensor();
   AT_DISPATCH_FLOATING_TYPES_AND2(
       at::kHalf,
       at::kBFloat16,
       a.input.scalar_type(),
       "lltm_sequence_forward_cpu",
       [&] {
-        const auto batch = a.h0.size(0);
+        const Scratch<at::opmath_type<scalar_t>> states(c0->numel());
+        convert(c0->const_data_ptr<scalar_t>(), states.data(), c0->numel());
         sequence_forward_steps<scalar_t>({
-            .sizes = {batch, a.input.size(-1), state_size},
+            .sizes = {a.h0.size(0), a.input.size(-1), state_size},
             .steps = steps,
             .packed = a.batch_sizes.has_value(),
             .input = input->const_data_ptr<scalar_t>(),
             .weights = weights->const_data_ptr<scalar_t>(),
             .bias = bias->const_data_ptr<scalar_t>(),
-            .old_h =
-                {.steps = steps,
-                 .state_size = state_size,
-                 .h = output.const_data_ptr<scalar_t>(),
-                 .h0 = h0->const_data_ptr<scalar_t>(),
-                 .resets = resets},
-            .cell_states =
-                {steps,
-                 batch,
-                 state_size,
-                 c0->const_data_ptr<scalar_t>(),
-                 resets},
+            .h0 = h0->const_data_ptr<scalar_t>(),
+            .resets = bytes_of(resets),
+            .states = states.data(),
             .output = output.mutable_data_ptr<scalar_t>(),
             .cells = cells.mutable_data_ptr<scalar_t>(),
             .gates = write_gates ? gates.mutable_data_ptr<scalar_t>() : nullptr,

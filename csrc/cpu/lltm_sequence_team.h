@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cpu/primitives/barrier.h"
+#include "cpu/primitives/work.h"
 #include "ops/lltm_sequence_steps.h"
 
 #include <algorithm>
@@ -20,8 +21,13 @@ class Team {
   // cache of a thread. The rows of a packed sequence become fewer, and groups
   // of them would leave threads idle.
   template <typename Sequence>
-  Team(const Sequence& a, int64_t panels, int64_t nanoseconds_of_a_step)
-      : batch_(a.sizes.batch), panels_(panels) {
+  Team(
+      const Sequence& a,
+      int64_t units_of_a_panel,
+      int64_t nanoseconds_of_a_step)
+      : batch_(a.sizes.batch),
+        state_size_(a.sizes.state_size),
+        units_of_a_panel_(units_of_a_panel) {
     const auto weight_bytes =
         a.sizes.gate_units() * a.sizes.state_size * int64_t(sizeof(gemm_t));
     const int64_t rows_of_a_group = weight_bytes <= 512 * 1024 ? 8 : 32;
@@ -32,7 +38,7 @@ class Team {
         1,
         std::min(
             {threads / row_groups_,
-             panels,
+             panels_,
              nanoseconds_of_a_step / row_groups_ / kNanosecondsWorthABarrier}));
   }
 
@@ -61,6 +67,14 @@ class Team {
     return Part(panels_, slot % unit_groups_, unit_groups_);
   }
 
+  // The hidden units of the panels of a slot.
+  Part units(int64_t slot) const {
+    auto units = panels(slot);
+    units.begin *= units_of_a_panel_;
+    units.end = std::min(units.end * units_of_a_panel_, state_size_);
+    return units;
+  }
+
   // Calls f(panel) for those of a slot. The order alternates, so a step begins
   // with the panels that the step before it has left in the cache.
   // 100x1x512x512 takes 35 % less time on the Xeon.
@@ -79,7 +93,9 @@ class Team {
 
  private:
   const int64_t batch_;
-  const int64_t panels_;
+  const int64_t state_size_;
+  const int64_t units_of_a_panel_;
+  const int64_t panels_ = at::divup(state_size_, units_of_a_panel_);
   int64_t row_groups_;
   int64_t unit_groups_;
 };

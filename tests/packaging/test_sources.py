@@ -10,18 +10,20 @@ from lltm_ops import _extension
 
 CSRC = ROOT / "csrc"
 FILES = [path.relative_to(CSRC) for path in sorted(CSRC.rglob("*.*"))]
+PAIRS = "cpu/primitives/product_bfloat16.cpp"
 # The most files and lines of each part. A change that needs more raises them, and says why in its
 # message.
 MOST = {
     "ops": (21, 2430),
-    "cpu": (24, 3740),
+    "cpu": (24, 3600),
     "a step forward": (22, 2850),
-    "a sequence forward": (30, 4060),
+    "a sequence forward": (29, 3960),
 }
-# A reader begins with the file of the CPU's kernel and the file of the schemas.
+# A reader begins with the file of the CPU's kernel and the file of the schemas. product.h has two
+# sources.
 READ = {
-    "a step forward": ("cpu/lltm_forward.cpp", "ops/lltm.cpp"),
-    "a sequence forward": ("cpu/lltm_sequence_forward.cpp", "ops/lltm_sequence.cpp"),
+    "a step forward": ("cpu/lltm_forward.cpp", "ops/lltm.cpp", PAIRS),
+    "a sequence forward": ("cpu/lltm_sequence_forward.cpp", "ops/lltm_sequence.cpp", PAIRS),
 }
 
 

@@ -2,7 +2,7 @@
 
 #include "cpu/primitives/convert.h"
 #include "cpu/primitives/matrix.h"
-#include "cpu/primitives/product_bfloat16.h"
+#include "cpu/primitives/product.h"
 #include "cpu/primitives/registers.h"
 #include "cpu/primitives/scratch.h"
 #include "cpu/primitives/work.h"
@@ -240,8 +240,6 @@ struct PairRows {
 template <typename T>
 class Panels {
  public:
-  static constexpr int64_t kTermsAtOnce = 16; // even, for pairs
-
   Panels(int64_t terms, int64_t columns, int64_t width)
       : terms_(Product<T>::padded_terms(terms)),
         columns_(columns),
@@ -255,10 +253,6 @@ class Panels {
 
   int64_t terms() const {
     return terms_;
-  }
-
-  int64_t columns() const {
-    return columns_;
   }
 
   int64_t width() const {
@@ -304,6 +298,19 @@ class Panels {
     }
   }
 
+  // The same for all terms and columns, on all threads.
+  template <typename from_t>
+  void pack_on_threads(Matrix<const from_t> from, int64_t rows) const {
+    at::parallel_for(
+        0,
+        at::divup(terms_, kTermsAtOnce),
+        grain_size(kTermsAtOnce * columns_ / kPackedPerNanosecond),
+        [&](int64_t begin, int64_t end) {
+          const auto last = std::min(end * kTermsAtOnce, terms_);
+          pack(from, rows, columns_, begin * kTermsAtOnce, last);
+        });
+  }
+
   // Copies columns [begin, end) of a matrix with a row for each column of a
   // panel, from column on. Its column 0 is the term first.
   template <typename from_t>
@@ -331,6 +338,8 @@ class Panels {
   }
 
  private:
+  static constexpr int64_t kTermsAtOnce = 16; // even, for pairs
+
   const int64_t terms_;
   const int64_t columns_;
   const int64_t width_;

@@ -112,7 +112,6 @@ template <typename T>
 void multiply(const Product<T>& p) {
   vectorized(Multiply<T>{p}, 0, p.N);
 }
-
 template void multiply(const Product<float>&);
 template void multiply(const Product<double>&);
 

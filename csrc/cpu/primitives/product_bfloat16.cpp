@@ -1,4 +1,4 @@
-#include "cpu/primitives/product_bfloat16.h"
+#include "cpu/primitives/product.h"
 
 #include <ATen/Context.h>
 #include <ATen/native/CPUBlas.h>
@@ -107,11 +107,12 @@ bool has_bfloat16_product() {
   return supported;
 }
 
-int64_t PairProduct::padded_terms(int64_t K) {
-  const auto multiple = K < 16 ? 2
-      : K > kTermsOfAChain     ? 32
-                               : std::max<int64_t>(8, terms_of_an_amx_tile());
-  return (K + multiple - 1) / multiple * multiple;
+// There are few such numbers, because oneDNN generates a kernel for each and
+// keeps it.
+int64_t padded_terms_of_pairs(int64_t K) {
+  const auto tile = std::max<int64_t>(8, terms_of_an_amx_tile());
+  return K < 16 ? round_up(K, 2)
+                : round_up(K, K > PairProduct::kTermsOfAChain ? 32 : tile);
 }
 
 template <>
@@ -136,7 +137,7 @@ void multiply(const PairProduct& p) {
   }
 }
 
-PairProduct::Guard::~Guard() {
+void release_amx_tiles() {
   at::native::cpublas::brgemm_release();
 }
 

@@ -3,8 +3,6 @@
 #include <ATen/Version.h>
 #include <c10/macros/Macros.h>
 
-#include <unistd.h>
-
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -38,17 +36,6 @@ inline int64_t vector_bytes() {
     return name == "AVX512" ? 64 : name == "AVX2" ? 32 : 16;
   }();
   return bytes;
-}
-
-// The L2 cache of a core has so many bytes, or 1 MiB if the system does not
-// say.
-inline int64_t l2_bytes() {
-#if defined(_SC_LEVEL2_CACHE_SIZE)
-  static const int64_t bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
-  return bytes > 0 ? bytes : 1 << 20;
-#else
-  return 1 << 20;
-#endif
 }
 
 // Functions take vectors by reference, since by value the ABI would change with

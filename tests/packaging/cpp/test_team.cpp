@@ -86,7 +86,7 @@ struct Sequence {
 
 lltm::Team<float> team_of(int64_t batch, int64_t nanoseconds_of_a_step) {
   const Sequence sequence{{batch, 32, 160}};
-  return {sequence, /*panels=*/10, nanoseconds_of_a_step};
+  return {sequence, /*units_of_a_panel=*/16, nanoseconds_of_a_step};
 }
 
 void test_a_team_has_no_more_slots_than_threads(int64_t threads) {

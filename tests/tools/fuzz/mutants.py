@@ -56,11 +56,12 @@ REPLACED = {
     ],
     (FUZZER, "csrc/cpu/lltm_sequence_states.h"): [
         ("return reset != 0;", "return reset > 1;"),
-        ("end <= step.carried || begin >=", "begin < step.carried || begin >="),
+        ("rows.end <= step.carried ||", "rows.begin < step.carried ||"),
+        ("std::fill_n(states.row(row) + units.begin, units.size(), T(0));", ""),
     ],
     (FUZZER, "csrc/cpu/lltm_sequence_backward_steps.h"): [
         ("chunk != chunks_.rbegin());", "false);"),
-        ("std::fill_n(d_cell_.data() + at, units.size(), opmath_t(0));", ""),
+        ("{d_h_.data(), d_cell_.data()}", "{d_h_.data()}"),
     ],
     (FUZZER, "csrc/cpu/lltm_sequence_team.h"): [
         ("std::min(rows.end, rows_of_step);", "std::min(rows.end, rows_of_step - 1);"),
