@@ -3,6 +3,7 @@
 #include "cpu/primitives/dot.h"
 #include "cpu/primitives/matrix.h"
 #include "cpu/primitives/panels.h"
+#include "cpu/primitives/product.h"
 #include "cpu/primitives/scratch.h"
 #include "cpu/primitives/work.h"
 #include "ops/checks.h"
@@ -26,9 +27,9 @@ namespace lltm {
 
 namespace {
 
-// So many rows of the batch are copied as rows [old_h, input], and dot()
-// multiplies them. So are the rows beyond whole registers, if they fill half a
-// register or less. Pairs of bfloat16 are all packed.
+// A batch of so many rows or fewer is copied as rows [old_h, input] for dot(),
+// and not packed. Of a larger one, only the rows beyond whole registers are, if
+// they fill half a register or less. Pairs of bfloat16 are all packed.
 constexpr int64_t kFewRows = 8;
 
 // Computes products.T = weights @ [old_h, input].T, in blocks of hidden units.
@@ -39,7 +40,7 @@ class Forward {
  public:
   explicit Forward(const ForwardStep<scalar_t>& step)
       : a_(step),
-        batch_(
+        panels_(
             features_,
             packed_rows_,
             Product<gemm_t>::panel_width(packed_rows_)),
@@ -50,7 +51,7 @@ class Forward {
   void run() const {
     pack();
     const auto panel_blocks =
-        std::max<int64_t>(1, at::divup(batch_.count(), panels_at_once_));
+        std::max<int64_t>(1, at::divup(panels_.count(), panels_at_once_));
     at::parallel_for(
         0,
         at::divup(a_.sizes.state_size, units_) * panel_blocks,
@@ -58,7 +59,7 @@ class Forward {
         [&](int64_t begin, int64_t end) {
           const typename Product<gemm_t>::Guard guard;
           const Scratch<opmath_t> products(
-              kGates * units_ * panels_at_once_ * batch_.width());
+              kGates * units_ * panels_at_once_ * panels_.width());
           const Scratch<opmath_t> rest_products(kGates * ld_rest_ * rest_rows_);
           const Scratch<gemm_t> converted(
               kConverts ? kGates * units_ * kFeaturesAtOnce : 0);
@@ -68,8 +69,8 @@ class Forward {
             one_block(
                 {.first_unit = task / panel_blocks * units_,
                  .first_panel = panel,
-                 .end_panel = std::min(end_panel, batch_.count()),
-                 .rest_rows = end_panel < batch_.count() ? 0 : rest_rows_,
+                 .end_panel = std::min(end_panel, panels_.count()),
+                 .rest_rows = end_panel < panels_.count() ? 0 : rest_rows_,
                  .products = products.data(),
                  .rest_products = rest_products.data(),
                  .converted = converted.data()});
@@ -128,7 +129,7 @@ class Forward {
   int64_t panels_at_once() const {
     const auto unit_blocks = at::divup(a_.sizes.state_size, units_);
     const auto panel_blocks = at::divup(at::get_num_threads(), unit_blocks);
-    return std::clamp<int64_t>(at::divup(batch_.count(), panel_blocks), 1, 8);
+    return std::clamp<int64_t>(at::divup(panels_.count(), panel_blocks), 1, 8);
   }
 
   void pack() const {
@@ -139,8 +140,8 @@ class Forward {
     const auto parts = at::divup(features_, kFeaturesAtOnce);
     at::parallel_for(
         0,
-        batch_.count() * parts,
-        grain_size(kFeaturesAtOnce * batch_.width() / kPackedPerNanosecond),
+        panels_.count() * parts,
+        grain_size(kFeaturesAtOnce * panels_.width() / kPackedPerNanosecond),
         [&](int64_t begin, int64_t end) {
           for (auto task = begin; task < end; ++task) {
             const auto first = task % parts * kFeaturesAtOnce;
@@ -170,14 +171,14 @@ class Forward {
       int64_t size) const {
     const auto begin = std::max<int64_t>(first - offset, 0);
     const auto end = std::min(first + kFeaturesAtOnce - offset, size);
-    const auto row = panel * batch_.width();
+    const auto row = panel * panels_.width();
     if (begin < end) {
-      batch_.template pack_transposed<scalar_t>(
+      panels_.template pack_transposed<scalar_t>(
           panel,
           0,
           offset,
           {from + row * size, size},
-          batch_.columns(panel),
+          panels_.columns(panel),
           columns_to_multiply(panel),
           begin,
           end);
@@ -185,14 +186,14 @@ class Forward {
   }
 
   int64_t columns_to_multiply(int64_t panel) const {
-    return round_up(batch_.columns(panel), Product<gemm_t>::column_multiple());
+    return round_up(panels_.columns(panel), Product<gemm_t>::column_multiple());
   }
 
   void one_block(const Block& block) const {
     const auto units = std::min(units_, a_.sizes.state_size - block.first_unit);
     // dot() divides the features by itself.
     const auto at_once =
-        batch_.count() > 0 || kConverts ? kFeaturesAtOnce : features_;
+        panels_.count() > 0 || kConverts ? kFeaturesAtOnce : features_;
     // The rows of the gates follow one another if a block has all units.
     const int64_t gates = units == a_.sizes.state_size ? kGates : 1;
     for (int64_t k = 0; k < features_; k += at_once) {
@@ -229,7 +230,7 @@ class Forward {
            .N = columns_to_multiply(panel),
            .K = features,
            .A = weights,
-           .B = batch_.panel(panel, k),
+           .B = panels_.panel(panel, k),
            .C = products_of(block, units, panel, first_gate),
            .accumulate = k > 0,
            .several_chains = false});
@@ -256,7 +257,7 @@ class Forward {
       int64_t panel,
       int64_t gate) const {
     const auto i = kGates * (panel - block.first_panel) + gate;
-    return {block.products + i * units * batch_.width(), batch_.width()};
+    return {block.products + i * units * panels_.width(), panels_.width()};
   }
 
   // Rows of weights, from the first unit of a gate and feature k on.
@@ -282,8 +283,8 @@ class Forward {
     constexpr int64_t at_once = 16;
     alignas(64) opmath_t rows_of_products[at_once * kGates * kMaxUnits];
     const auto ld = round_up(units, 16);
-    for (int64_t row = 0; row < batch_.columns(panel); row += at_once) {
-      const auto size = std::min(at_once, batch_.columns(panel) - row);
+    for (int64_t row = 0; row < panels_.columns(panel); row += at_once) {
+      const auto size = std::min(at_once, panels_.columns(panel) - row);
       for (int64_t gate = 0; gate < kGates; ++gate) {
         vectorized(
             Transpose<opmath_t, opmath_t>{
@@ -295,7 +296,7 @@ class Forward {
             size);
       }
       write_gates(
-          panel * batch_.width() + row,
+          panel * panels_.width() + row,
           size,
           block.first_unit,
           units,
@@ -328,7 +329,7 @@ class Forward {
   const int64_t features_ = a_.sizes.features();
   const int64_t rest_rows_ = rest_rows();
   const int64_t packed_rows_ = a_.sizes.batch - rest_rows_;
-  const Panels<gemm_t> batch_;
+  const Panels<gemm_t> panels_;
   const Scratch<gemm_t> rest_; // [rows, features]
   const int64_t units_;
   const int64_t panels_at_once_;

@@ -71,17 +71,17 @@ GradientPointers<scalar_t> pointers_to(const BackwardResult& gradients) {
 }
 
 // d_gates in the two layouts that products need: rows [batch, gate_units] for
-// products with weights, and columns, their transpose, for products with input
-// and h. Columns are there only if they are wanted.
+// products with weights, and transposed for products with input and h, if that
+// is wanted.
 template <typename gemm_t>
 class GateGradients {
  public:
-  GateGradients(int64_t most_rows, int64_t gate_units, bool wants_columns)
+  GateGradients(int64_t most_rows, int64_t gate_units, bool wants_transposed)
       : gate_units_(gate_units),
         ld_rows_(leading_dimension<gemm_t>(padded(gate_units))),
-        ld_columns_(leading_dimension<gemm_t>(padded(most_rows))),
+        ld_transposed_(leading_dimension<gemm_t>(padded(most_rows))),
         rows_(most_rows * ld_rows_),
-        columns_(wants_columns ? gate_units * ld_columns_ : 0) {
+        transposed_(wants_transposed ? gate_units * ld_transposed_ : 0) {
     zero(rows(), most_rows, gate_units);
   }
 
@@ -89,11 +89,11 @@ class GateGradients {
     return {rows_.data(), ld_rows_};
   }
 
-  Matrix<gemm_t> columns() const {
-    return {columns_.data(), ld_columns_};
+  Matrix<gemm_t> transposed() const {
+    return {transposed_.data(), ld_transposed_};
   }
 
-  // Columns from so many rows.
+  // Transposes so many rows.
   void transpose(int64_t batch) const {
     constexpr int64_t at_once = 16;
     at::parallel_for(
@@ -108,11 +108,11 @@ class GateGradients {
                   .from = rows().part(first, 0),
                   .rows = size,
                   .padded = size,
-                  .to = columns().part(0, first)},
+                  .to = transposed().part(0, first)},
               0,
               gate_units_);
         });
-    zero(columns(), gate_units_, batch);
+    zero(transposed(), gate_units_, batch);
   }
 
  private:
@@ -128,9 +128,9 @@ class GateGradients {
 
   const int64_t gate_units_;
   const int64_t ld_rows_;
-  const int64_t ld_columns_;
+  const int64_t ld_transposed_;
   const Scratch<gemm_t> rows_;
-  const Scratch<gemm_t> columns_;
+  const Scratch<gemm_t> transposed_;
 };
 
 // d_weights = or += d_gates.T @ [old_h, input]
@@ -146,7 +146,7 @@ void weights_gradient(
     ProductOnThreads<scalar_t, gemm_t, out_t>({.M = sizes.gate_units(),
                                                .N = N,
                                                .K = sizes.batch,
-                                               .A = d_gates.columns(),
+                                               .A = d_gates.transposed(),
                                                .B = {B, N},
                                                .C = {C, sizes.features()},
                                                .accumulate = accumulate})
@@ -159,7 +159,7 @@ void weights_gradient(
 // result, the gradient of old_h or of input, = d_gates @ the columns of weights
 // that it is multiplied by.
 template <typename scalar_t, typename gemm_t>
-void rows_gradient(
+void operand_gradient(
     const CellSizes& sizes,
     const GateGradients<gemm_t>& d_gates,
     const scalar_t* columns_of_weights,
@@ -176,9 +176,8 @@ void rows_gradient(
       .run();
 }
 
-// d_bias = or += sums over the rows. Those of a few rows are added to one
-// another in double: one float chain over a large batch has ten times the error
-// of PyTorch's sum.
+// d_bias = or += sums over the rows. Sums of 64 rows are added up in double:
+// one float chain over a large batch has ten times the error of PyTorch's sum.
 template <typename out_t, typename gemm_t>
 struct BiasGradient {
   Matrix<const gemm_t> d_gates;

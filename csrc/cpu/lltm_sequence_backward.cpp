@@ -48,7 +48,7 @@ BackwardResult backward_kernel_impl(
             .sizes = {a.h0.size(0), a.input.size(-1), a.h0.size(1)},
             .gradients = pointers_to<scalar_t>(result),
             .steps = steps,
-            .packed = a.batch_sizes.has_value(),
+            .has_batch_sizes = a.batch_sizes.has_value(),
             .grad_output = grad_output->const_data_ptr<scalar_t>(),
             .grad_cells = grad_cells.const_data_ptr<scalar_t>(),
             .output = output->const_data_ptr<scalar_t>(),

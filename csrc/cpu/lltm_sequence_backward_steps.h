@@ -4,6 +4,7 @@
 #include "cpu/lltm_gradients.h"
 #include "cpu/lltm_sequence_states.h"
 #include "cpu/lltm_sequence_team.h"
+#include "cpu/primitives/barrier.h"
 #include "cpu/primitives/panels.h"
 #include "cpu/primitives/scratch.h"
 #include "ops/lltm_sequence_steps.h"
@@ -26,7 +27,7 @@ struct BackwardPointers {
   CellSizes sizes;
   GradientPointers<scalar_t> gradients;
   const std::vector<SequenceStep>& steps;
-  bool packed;
+  bool has_batch_sizes;
   const scalar_t* grad_output;
   const scalar_t* grad_cells;
   const scalar_t* output;
@@ -52,7 +53,7 @@ class BackwardRecurrence {
 
   explicit BackwardRecurrence(const BackwardPointers<scalar_t>& pointers)
       : a_(pointers),
-        team_(a_, units_, nanoseconds_of_a_step()),
+        team_(a_, units_, multiplies_ ? 2 * kGates * a_.sizes.state_size : 0),
         weights_(
             a_.sizes.gate_units(),
             multiplies_ ? a_.sizes.state_size : 0,
@@ -69,10 +70,11 @@ class BackwardRecurrence {
 
   // d_gates [chunk.rows, gate_units], with zeros up to Product::padded_terms().
   void run(const SequenceChunk& chunk, Matrix<gemm_t> d_gates) const {
-    team_.run([&](int64_t begin, int64_t end, Barrier& barrier) {
-      const typename Product<gemm_t>::Guard guard;
-      run(chunk, d_gates, begin, end, barrier);
-    });
+    run_together(
+        team_.slots(), [&](int64_t begin, int64_t end, Barrier& barrier) {
+          const typename Product<gemm_t>::Guard guard;
+          run(chunk, d_gates, begin, end, barrier);
+        });
   }
 
   // The gradients of h0 and c0, which remain after all steps: the first step
@@ -104,7 +106,7 @@ class BackwardRecurrence {
       }
       // One barrier is enough: multiply_step() reads the d_gates of all slots,
       // but pointwise() reads the d_h and d_cell of its own alone.
-      if (team_.shares_rows() && !barrier.wait(end - begin)) {
+      if (team_.needs_barrier() && !barrier.wait(end - begin)) {
         return;
       }
       for (int64_t slot = begin; slot < end; ++slot) {
@@ -165,12 +167,6 @@ class BackwardRecurrence {
           team_.units(slot),
           {states, a_.sizes.state_size});
     }
-  }
-
-  int64_t nanoseconds_of_a_step() const {
-    const auto flop = multiplies_ ? 6 * a_.sizes.state_size : 0;
-    return a_.sizes.batch * a_.sizes.state_size *
-        (flop / kFlopPerNanosecond + kNanosecondsOfGates);
   }
 
   const BackwardPointers<scalar_t>& a_;
@@ -279,7 +275,7 @@ class Backward {
       weights_gradient(sizes, d_gates, h, input, d_weights, accumulate);
     });
     if (a_.is_one_step() && a_.gradients.d_old_h != nullptr) {
-      rows_gradient(
+      operand_gradient(
           sizes,
           d_gates,
           a_.weights,
@@ -287,7 +283,7 @@ class Backward {
           a_.gradients.d_old_h);
     }
     if (a_.gradients.d_input != nullptr) {
-      rows_gradient(
+      operand_gradient(
           sizes,
           d_gates,
           a_.weights + a_.sizes.state_size,

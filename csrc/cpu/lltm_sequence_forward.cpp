@@ -1,6 +1,7 @@
 #include "cpu/lltm_forward.h"
 #include "cpu/lltm_sequence_states.h"
 #include "cpu/lltm_sequence_team.h"
+#include "cpu/primitives/barrier.h"
 #include "cpu/primitives/dot.h"
 #include "cpu/primitives/panels.h"
 #include "cpu/primitives/scratch.h"
@@ -41,7 +42,7 @@ struct SequenceForwardPointers {
 
   CellSizes sizes;
   const std::vector<SequenceStep>& steps;
-  bool packed;
+  bool has_batch_sizes;
   const scalar_t* input;
   const scalar_t* weights;
   const scalar_t* bias;
@@ -56,8 +57,8 @@ struct SequenceForwardPointers {
   scalar_t* gates; // null: not wanted
 
   // Returns what the gates of a step's rows need, of which some units are
-  // computed. In rows that the step resets, their states become zero.
-  CellPointers<scalar_t> cell_pointers(
+  // computed. In rows that the step resets, these units' states become zero.
+  CellPointers<scalar_t> begin_step(
       int64_t i,
       const Part& rows,
       const Part& units,
@@ -88,7 +89,7 @@ class SequenceForward {
   SequenceForward(const SequenceForwardPointers<scalar_t>& pointers, bool packs)
       : a_(pointers),
         packs_(packs),
-        team_(a_, units_, nanoseconds_of_a_step()),
+        team_(a_, units_, 2 * kGates * a_.sizes.features()),
         chunks_(sequence_chunks(a_.steps, max_chunk_rows())),
         bias_(a_.bias, a_.sizes.gate_units()),
         weights_(packs_ ? a_.sizes.features() : 0, panels_ * width_, width_),
@@ -103,10 +104,11 @@ class SequenceForward {
         input_(kConverts ? team_.slots() * input_per_slot() : 0) {}
 
   void run() const {
-    team_.run([&](int64_t begin, int64_t end, Barrier& barrier) {
-      const typename Product<gemm_t>::Guard guard;
-      run(begin, end, barrier);
-    });
+    run_together(
+        team_.slots(), [&](int64_t begin, int64_t end, Barrier& barrier) {
+          const typename Product<gemm_t>::Guard guard;
+          run(begin, end, barrier);
+        });
   }
 
  private:
@@ -140,7 +142,7 @@ class SequenceForward {
         for (int64_t slot = begin; slot < end; ++slot) {
           one_step(slot, chunk, step);
         }
-        if (team_.shares_rows() && !barrier.wait(end - begin)) {
+        if (team_.needs_barrier() && !barrier.wait(end - begin)) {
           return;
         }
       }
@@ -238,7 +240,7 @@ class SequenceForward {
         ? nullptr
         : input_of(slot, first_row, rows.size());
     const auto pointers =
-        a_.cell_pointers(i, rows, team_.units(slot), bias_.data());
+        a_.begin_step(i, rows, team_.units(slot), bias_.data());
     const auto blocks = at::divup(rows.size(), kMaxRowsOfABlock);
     for (int64_t block = 0; block < blocks; ++block) {
       const Part rows_of_block(rows.size(), block, blocks);
@@ -298,7 +300,7 @@ class SequenceForward {
   // old_h() copies rows if types differ, not all are carried, or some are
   // reset.
   bool copies_old_h() const {
-    return kConverts || a_.packed || a_.resets.data != nullptr;
+    return kConverts || a_.has_batch_sizes || a_.resets.data != nullptr;
   }
 
   int64_t rows_per_slot() const {
@@ -321,11 +323,6 @@ class SequenceForward {
     }
     const auto size = a_.sizes.state_size;
     return 8 * (round_up(size, 32) - round_up(size, 16)) > size ? 16 : 32;
-  }
-
-  int64_t nanoseconds_of_a_step() const {
-    return a_.sizes.batch * a_.sizes.state_size *
-        (6 * a_.sizes.features() / kFlopPerNanosecond + kNanosecondsOfGates);
   }
 
   // The products that are kept fit in half of an L2 cache.
@@ -365,7 +362,7 @@ void forward_step_by_step(const SequenceForwardPointers<scalar_t>& a) {
          .input = a.input + first_row * a.sizes.input_features,
          .weights = a.weights,
          .old_h = old_h<scalar_t>(a, i, rows, scratch.data()),
-         .pointers = a.cell_pointers(i, rows, units, bias.data())});
+         .pointers = a.begin_step(i, rows, units, bias.data())});
   }
 }
 
@@ -418,7 +415,7 @@ ForwardWithGatesResult sequence_forward_kernel_impl(
         sequence_forward_steps<scalar_t>({
             .sizes = {a.h0.size(0), a.input.size(-1), state_size},
             .steps = steps,
-            .packed = a.batch_sizes.has_value(),
+            .has_batch_sizes = a.batch_sizes.has_value(),
             .input = input->const_data_ptr<scalar_t>(),
             .weights = weights->const_data_ptr<scalar_t>(),
             .bias = bias->const_data_ptr<scalar_t>(),

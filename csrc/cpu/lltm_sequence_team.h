@@ -1,12 +1,9 @@
 #pragma once
 
-#include "cpu/primitives/barrier.h"
 #include "cpu/primitives/work.h"
-#include "ops/lltm_sequence_steps.h"
 
 #include <algorithm>
 #include <cstdint>
-#include <vector>
 
 namespace lltm {
 
@@ -21,17 +18,16 @@ class Team {
   // cache of a thread. The rows of a packed sequence become fewer, and groups
   // of them would leave threads idle.
   template <typename Sequence>
-  Team(
-      const Sequence& a,
-      int64_t units_of_a_panel,
-      int64_t nanoseconds_of_a_step)
+  Team(const Sequence& a, int64_t units_of_a_panel, int64_t flop_of_a_unit)
       : batch_(a.sizes.batch),
         state_size_(a.sizes.state_size),
         units_of_a_panel_(units_of_a_panel) {
+    const auto nanoseconds_of_a_step = batch_ * state_size_ *
+        (flop_of_a_unit / kFlopPerNanosecond + kNanosecondsOfGates);
     const auto weight_bytes =
         a.sizes.gate_units() * a.sizes.state_size * int64_t(sizeof(gemm_t));
     const int64_t rows_of_a_group = weight_bytes <= 512 * 1024 ? 8 : 32;
-    const auto most = a.packed ? 1 : batch_ / rows_of_a_group;
+    const auto most = a.has_batch_sizes ? 1 : batch_ / rows_of_a_group;
     const auto threads = threads_worth(nanoseconds_of_a_step * a.steps.size());
     row_groups_ = std::max<int64_t>(1, std::min(threads, most));
     unit_groups_ = std::max<int64_t>(
@@ -50,8 +46,9 @@ class Team {
     return row_groups_;
   }
 
-  // Then the threads wait for one another after each step.
-  bool shares_rows() const {
+  // Whether several slots compute units of the same rows, so threads wait for
+  // one another after each step.
+  bool needs_barrier() const {
     return unit_groups_ > 1;
   }
 
@@ -84,11 +81,6 @@ class Team {
     for (int64_t i = 0; i < panels.size(); ++i) {
       f(step % 2 == 0 ? panels.begin + i : panels.end - 1 - i);
     }
-  }
-
-  template <typename Body>
-  void run(const Body& body) const {
-    run_together(slots(), body);
   }
 
  private:

@@ -7,7 +7,6 @@
 #include "cpu/primitives/scratch.h"
 #include "cpu/primitives/work.h"
 
-#include <ATen/OpMathType.h>
 #include <ATen/Parallel.h>
 #include <c10/macros/Macros.h>
 
@@ -15,8 +14,7 @@
 #include <cstring>
 #include <type_traits>
 
-// Copies of matrices into the layouts and types that products take. The structs
-// are bodies for vectorized().
+// Copies of matrices into the layouts that products take.
 namespace lltm {
 
 // Two terms of a column, which are moved as one.
@@ -25,15 +23,6 @@ struct Pair {
   T first;
   T second;
 };
-
-template <typename from_t, typename to_t>
-C10_ALWAYS_INLINE void convert_element(const from_t& from, to_t& to) {
-  if constexpr (std::is_same_v<from_t, to_t>) {
-    to = from;
-  } else {
-    store(load(from), to);
-  }
-}
 
 // to = from.T, 4 x 4 words: every instruction set shuffles 16 bytes.
 template <typename T>
@@ -138,64 +127,6 @@ struct Transpose {
       }
     }
   }
-};
-
-// to = from, for rows in [begin, end).
-template <typename from_t, typename to_t>
-struct ConvertRows {
-  Matrix<const from_t> from;
-  int64_t columns;
-  Matrix<to_t> to;
-
-  template <int64_t kBytes>
-  C10_ALWAYS_INLINE void run(int64_t begin, int64_t end) const {
-    for (int64_t row = begin; row < end; ++row) {
-      const auto* __restrict__ from_row = from.row(row);
-      auto* __restrict__ to_row = to.row(row);
-      for (int64_t i = 0; i < columns; ++i) {
-        convert_element(from_row[i], to_row[i]);
-      }
-    }
-  }
-};
-
-// to = from, of so many elements, on all threads.
-template <typename from_t, typename to_t>
-void convert(const from_t* from, to_t* to, int64_t size) {
-  at::parallel_for(
-      0,
-      size,
-      grain_size(1) * kPackedPerNanosecond,
-      [&](int64_t begin, int64_t end) {
-        vectorized<ConvertRows<from_t, to_t>>(
-            {{from + begin, 0}, end - begin, {to + begin, 0}}, 0, 1);
-      });
-}
-
-// size elements in opmath_t: as they lie, or converted.
-template <typename scalar_t>
-class InOpmath {
- public:
-  using opmath_t = at::opmath_type<scalar_t>;
-
-  InOpmath(const scalar_t* from, int64_t size) : copy_(kConverts ? size : 0) {
-    if constexpr (kConverts) {
-      convert(from, copy_.data(), size);
-      data_ = copy_.data();
-    } else {
-      data_ = from;
-    }
-  }
-
-  const opmath_t* data() const {
-    return data_;
-  }
-
- private:
-  static constexpr bool kConverts = !std::is_same_v<scalar_t, opmath_t>;
-
-  const Scratch<opmath_t> copy_;
-  const opmath_t* data_;
 };
 
 // to [rows / 2, columns, 2] = from [rows, columns], with zeros beyond the rows.
@@ -311,27 +242,28 @@ class Panels {
         });
   }
 
-  // Copies columns [begin, end) of a matrix with a row for each column of a
-  // panel, from column on. Its column 0 is the term first.
+  // Copies columns [begin, end) of a matrix with a row for each column of panel
+  // i. Column k becomes term first_term + k, and row j becomes column
+  // first_column + j. Those from columns to padded_columns become zero.
   template <typename from_t>
   void pack_transposed(
       int64_t i,
-      int64_t column,
-      int64_t first,
+      int64_t first_column,
+      int64_t first_term,
       Matrix<const from_t> from,
-      int64_t rows,
-      int64_t padded,
+      int64_t columns,
+      int64_t padded_columns,
       int64_t begin,
       int64_t end) const {
     using P = std::conditional_t<kPair<T> == 2, Pair<from_t>, from_t>;
     using Q = std::conditional_t<kPair<T> == 2, Pair<T>, T>;
     constexpr auto pair = kPair<T>;
-    auto* to = panel(i, first).data + column * pair;
+    auto* to = panel(i, first_term).data + first_column * pair;
     vectorized(
         Transpose<P, Q>{
             {reinterpret_cast<const P*>(from.data), from.ld / pair},
-            rows,
-            padded,
+            columns,
+            padded_columns,
             {reinterpret_cast<Q*>(to), ld_}},
         begin / pair,
         end / pair);

@@ -54,8 +54,8 @@ struct Product {
   // save time: 17 % at 32x1024x1024 on the Xeon.
   static constexpr int64_t kTermsOfAChain = kPairs ? 2048 : 512;
 
-  // K, with the zeros that a product needs. Forward takes the sizes as they
-  // are.
+  // K, with the zeros that a product needs. Forward needs none, because it
+  // multiplies pairs only if all sizes are even.
   static int64_t padded_terms(int64_t K) {
     return kPairs ? padded_terms_of_pairs(K) : K;
   }

@@ -81,18 +81,18 @@ void test_parts_cover_everything_once() {
 struct Sequence {
   lltm::CellSizes sizes;
   std::vector<int> steps = std::vector<int>(50);
-  bool packed = false;
+  bool has_batch_sizes = false;
 };
 
-lltm::Team<float> team_of(int64_t batch, int64_t nanoseconds_of_a_step) {
+lltm::Team<float> team_of(int64_t batch, int64_t flop_of_a_unit) {
   const Sequence sequence{{batch, 32, 160}};
-  return {sequence, /*units_of_a_panel=*/16, nanoseconds_of_a_step};
+  return {sequence, /*units_of_a_panel=*/16, flop_of_a_unit};
 }
 
 void test_a_team_has_no_more_slots_than_threads(int64_t threads) {
-  for (const int64_t nanoseconds : {0, 100, 5000, 1000000}) {
+  for (const int64_t flop : {0, 200, 5000, 1000000}) {
     for (const int64_t batch : {1, 8, 24, 800}) {
-      const auto team = team_of(batch, nanoseconds);
+      const auto team = team_of(batch, flop);
       TORCH_CHECK(team.slots() >= 1 && team.slots() <= threads);
       TORCH_CHECK(team.row_groups() <= std::max<int64_t>(1, batch / 8));
       TORCH_CHECK(team.slots() <= 10 * team.row_groups());
