@@ -68,8 +68,6 @@ class Sizes {
   std::vector<c10::SymInt> of(const Shape& shape) const;
 
  private:
-  void check_weights(const at::Tensor& weights, const at::Tensor& input);
-
   const char* const op_;
   std::array<std::optional<c10::SymInt>, kNumberOfDims> sizes_;
 };
