@@ -13,7 +13,7 @@ FILES = [path.relative_to(CSRC) for path in sorted(CSRC.rglob("*.*"))]
 # The most files and lines of each part. A change that needs more raises them, and says why in its
 # message.
 MOST = {
-    "ops": (21, 2430),
+    "ops": (21, 2392),
     "cpu": (24, 3740),
     "a step forward": (22, 2850),
     "a sequence forward": (30, 4060),
