@@ -155,8 +155,7 @@ inline at::Tensor d_weights_of_sequence(
   if (a.batch_sizes || a.resets) {
     const auto resets =
         a.resets ? OptionalTensor(flat_or_none(a.resets)) : OptionalTensor();
-    const auto old_h =
-        composite::old_states(steps, output, a.h0, a.reverse, resets);
+    const auto old_h = old_states(steps, output, a.h0, a.reverse, resets);
     at::mm_out(for_h, d_gates.t(), old_h);
     return d_weights;
   }

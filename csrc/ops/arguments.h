@@ -53,6 +53,17 @@ constexpr Shape kShapeOfWeights{Dim::kGates, Dim::kFeatures};
 constexpr Shape kShapeOfBias{Dim::kGates};
 constexpr Shape kShapeOfState{Dim::kBatch, Dim::kStateSize};
 
+// The shape of input, and of results with another last dimension.
+template <typename Arguments>
+Shape rows_of(const Arguments& a, Dim last) {
+  if constexpr (requires { a.batch_sizes; }) {
+    return a.batch_sizes ? Shape{Dim::kRows, last}
+                         : Shape{Dim::kTime, Dim::kBatch, last};
+  } else {
+    return {Dim::kBatch, last};
+  }
+}
+
 // A tensor has to be on the device of input; or on the CPU, wherever input is,
 // because its values are read.
 enum class Place { kDevice, kCPU };
@@ -151,13 +162,13 @@ auto call_with_mapped_tensors(
 // state and perhaps gates, or for the gradients that output_mask asks for.
 template <typename Arguments, typename Results, typename Visit>
 void for_each_result(const Arguments& a, Results& results, const Visit& visit) {
-  const auto state = a.rows(Dim::kStateSize);
+  const auto state = rows_of(a, Dim::kStateSize);
   std::array<Shape, std::tuple_size_v<OutputMask>> shapes{
-      state, state, a.rows(Dim::kGates)};
+      state, state, rows_of(a, Dim::kGates)};
   OutputMask wanted = kAllWanted;
   if constexpr (requires { a.output_mask; }) {
     shapes = {
-        a.rows(Dim::kInputFeatures),
+        rows_of(a, Dim::kInputFeatures),
         kShapeOfWeights,
         kShapeOfBias,
         kShapeOfState,

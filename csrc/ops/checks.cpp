@@ -138,7 +138,39 @@ Sizes::Sizes(
     const at::Tensor& weights)
     : op_(op) {
   check(input);
-  check_weights(weights, input.value);
+  // The rows of weights give state_size, so this can say more than check().
+  const auto argument = Field{"weights", weights, kShapeOfWeights};
+  check_dims(op_, argument);
+  const auto rows = weights.sym_size(0);
+  TORCH_SYM_CHECK(
+      (rows % 3).sym_eq(0),
+      expected(
+          op_,
+          argument,
+          c10::str(
+              "to have shape ",
+              names(argument.shape),
+              " with a number of rows divisible by 3"),
+          weights.sym_sizes()));
+  auto state_size = rows / 3;
+  const auto columns = state_size + input.value.sym_size(-1);
+  TORCH_SYM_CHECK(
+      weights.sym_size(1).sym_eq(columns),
+      expected(
+          op_,
+          argument,
+          c10::str(
+              "to have shape ",
+              names(argument.shape),
+              " = [",
+              rows,
+              ", ",
+              columns,
+              "] for input of shape ",
+              input.value.sym_sizes()),
+          weights.sym_sizes()));
+  sizes_[static_cast<size_t>(Dim::kStateSize)] = std::move(state_size);
+  check(argument);
 }
 
 void Sizes::check(const Field<at::Tensor>& argument) {
@@ -178,42 +210,6 @@ std::vector<c10::SymInt> Sizes::of(const Shape& shape) const {
     sizes.push_back(*sizes_[static_cast<size_t>(shape[i])]);
   }
   return sizes;
-}
-
-// Takes state_size from the rows, so it can say more than check() does.
-void Sizes::check_weights(const at::Tensor& weights, const at::Tensor& input) {
-  const auto argument = Field{"weights", weights, kShapeOfWeights};
-  check_dims(op_, argument);
-  const auto rows = weights.sym_size(0);
-  TORCH_SYM_CHECK(
-      (rows % 3).sym_eq(0),
-      expected(
-          op_,
-          argument,
-          c10::str(
-              "to have shape ",
-              names(argument.shape),
-              " with a number of rows divisible by 3"),
-          weights.sym_sizes()));
-  auto state_size = rows / 3;
-  const auto columns = state_size + input.sym_size(-1);
-  TORCH_SYM_CHECK(
-      weights.sym_size(1).sym_eq(columns),
-      expected(
-          op_,
-          argument,
-          c10::str(
-              "to have shape ",
-              names(argument.shape),
-              " = [",
-              rows,
-              ", ",
-              columns,
-              "] for input of shape ",
-              input.sym_sizes()),
-          weights.sym_sizes()));
-  sizes_[static_cast<size_t>(Dim::kStateSize)] = std::move(state_size);
-  check(argument);
 }
 
 } // namespace lltm

@@ -68,8 +68,6 @@ class Sizes {
   std::vector<c10::SymInt> of(const Shape& shape) const;
 
  private:
-  void check_weights(const at::Tensor& weights, const at::Tensor& input);
-
   const char* const op_;
   std::array<std::optional<c10::SymInt>, kNumberOfDims> sizes_;
 };
@@ -84,7 +82,7 @@ Sizes check_arguments(const Arguments& a) {
   for_each_tensor(a, [&](const Field<at::Tensor>& argument) {
     check_layout_and_dtype(a.kOperator, argument, a.input);
   });
-  const auto input = Field{"input", a.input, a.rows(Dim::kInputFeatures)};
+  const auto input = Field{"input", a.input, rows_of(a, Dim::kInputFeatures)};
   Sizes sizes(a.kOperator, input, a.weights);
   for_each_tensor(
       a, [&](const Field<at::Tensor>& argument) { sizes.check(argument); });

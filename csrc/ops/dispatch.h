@@ -19,30 +19,22 @@ template <typename T>
 using Parameter =
     std::conditional_t<std::is_trivially_copyable_v<T>, T, const T&>;
 
-template <typename Result, typename Arguments, typename Fields>
-struct Signature;
+template <auto function, typename Fields = FieldsOf<ArgumentsOf<function>>>
+struct Kernel;
 
-template <typename Result, typename Arguments, typename... Values>
-struct Signature<Result, Arguments, std::tuple<Field<Values>...>> {
-  using type = Result(Parameter<Values>...);
-
-  template <Result (*function)(const Arguments&)>
-  static Result call(Parameter<Values>... arguments) {
-    return function(Arguments{arguments...});
+template <auto function, typename... Values>
+struct Kernel<function, std::tuple<Field<Values>...>> {
+  static auto call(Parameter<Values>... arguments) {
+    return function(ArgumentsOf<function>{arguments...});
   }
 };
-
-template <typename Result, typename Arguments>
-Signature<Result, Arguments, FieldsOf<Arguments>> signature_of(
-    Result (*function)(const Arguments&));
 
 } // namespace detail
 
 // Turns a function of a struct of arguments into what m.impl takes.
 template <auto function>
 constexpr auto as_kernel() {
-  using Signature = decltype(detail::signature_of(function));
-  return TORCH_FN(Signature::template call<function>);
+  return TORCH_FN(detail::Kernel<function>::call);
 }
 
 // Whether a transform of torch.func is active. functorchTLSAccessor() does not
@@ -56,7 +48,7 @@ inline bool transform_is_active() {
 // that does so: each has a handle of its own.
 template <auto op, typename Arguments>
 auto call(const char* name, const Arguments& arguments) {
-  using Type = typename decltype(detail::signature_of(op))::type;
+  using Type = decltype(detail::Kernel<op>::call);
   static const auto handle = c10::Dispatcher::singleton()
                                  .findSchemaOrThrow(name, "")
                                  .template typed<Type>();

@@ -29,16 +29,11 @@ struct ForwardArguments {
 
   auto fields() const {
     return std::make_tuple(
-        Field{"input", input, rows(Dim::kInputFeatures)},
+        Field{"input", input, rows_of(*this, Dim::kInputFeatures)},
         Field{"weights", weights, kShapeOfWeights},
         Field{"bias", bias, kShapeOfBias},
         Field{"old_h", old_h, kShapeOfState},
         Field{"old_cell", old_cell, kShapeOfState});
-  }
-
-  // The shape of input and of results.
-  static Shape rows(Dim last) {
-    return {Dim::kBatch, last};
   }
 };
 
@@ -59,15 +54,11 @@ struct BackwardArguments {
         Field{"grad_h", grad_h, kShapeOfState},
         Field{"grad_cell", grad_cell, kShapeOfState},
         Field{"new_cell", new_cell, kShapeOfState},
-        Field{"gates", gates, rows(Dim::kGates)},
-        Field{"input", input, rows(Dim::kInputFeatures)},
+        Field{"gates", gates, rows_of(*this, Dim::kGates)},
+        Field{"input", input, rows_of(*this, Dim::kInputFeatures)},
         Field{"weights", weights, kShapeOfWeights},
         Field{"old_h", old_h, kShapeOfState},
         Field{"output_mask", output_mask});
-  }
-
-  static Shape rows(Dim last) {
-    return {Dim::kBatch, last};
   }
 };
 

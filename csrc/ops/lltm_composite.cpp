@@ -96,13 +96,11 @@ BackwardResult pre_activations_backward(
       output_mask[4] ? as_input(d_old_cell) : at::Tensor()};
 }
 
-namespace composite {
-
 at::Tensor to_opmath(const at::Tensor& tensor) {
   return tensor.to(at::toOpMathType(tensor.scalar_type()));
 }
 
-ForwardWithGatesResult step(const ForwardArguments& a) {
+ForwardWithGatesResult composite_step(const ForwardArguments& a) {
   warn_without_cuda_kernels(a.input);
   const auto dtype = a.input.scalar_type();
   // In opmath: products that are rounded before they are activated would cost
@@ -125,7 +123,7 @@ ForwardWithGatesResult step(const ForwardArguments& a) {
   return {std::move(new_h), std::move(new_cell), std::move(gates)};
 }
 
-std::pair<at::Tensor, at::Tensor> gate_gradients(
+std::pair<at::Tensor, at::Tensor> composite_gate_gradients(
     const at::Tensor& grad_h,
     const at::Tensor& grad_cell,
     const at::Tensor& grad_gates,
@@ -150,10 +148,8 @@ std::pair<at::Tensor, at::Tensor> gate_gradients(
   return {std::move(d_gates), std::move(d_cell)};
 }
 
-} // namespace composite
-
 ForwardWithGatesResult composite_forward(const ForwardArguments& a) {
-  auto [new_h, new_cell, gates] = composite::step(a);
+  auto [new_h, new_cell, gates] = composite_step(a);
   return {
       std::move(new_h),
       new_cell.to(a.old_cell.scalar_type()),
@@ -163,7 +159,7 @@ ForwardWithGatesResult composite_forward(const ForwardArguments& a) {
 BackwardResult composite_backward(
     const BackwardArguments& a,
     const at::Tensor& grad_gates) {
-  const auto [d_gates, d_cell] = composite::gate_gradients(
+  const auto [d_gates, d_cell] = composite_gate_gradients(
       a.grad_h, a.grad_cell, grad_gates, a.new_cell, a.gates);
   return pre_activations_backward(
       d_gates, d_cell, a.input, a.weights, a.old_h, a.output_mask);

@@ -33,28 +33,26 @@ BackwardResult pre_activations_backward(
     const at::Tensor& old_h,
     OutputMask output_mask);
 
-// The kernels of every device that has none of its own. Autograd and vmap fall
-// back to them where the fused kernels have no derivative or batching rule. For
-// half types the dtype of all computation, opmath, is float32, and only results
-// are rounded.
-namespace composite {
+// The composite formulas: the kernels of every device that has none of its own.
+// Autograd and vmap fall back to them where the fused kernels have no
+// derivative or batching rule.
 
+// For half types the dtype of all computation, opmath, is float32, and only
+// results are rounded.
 at::Tensor to_opmath(const at::Tensor& tensor);
 
 // Forward with gates, without checks; new_cell is of opmath.
-ForwardWithGatesResult step(const ForwardArguments& arguments);
+ForwardWithGatesResult composite_step(const ForwardArguments& arguments);
 
 // The gradients of the pre-activations [batch, 3 * state_size], and that of the
 // old cell state, both of opmath. grad_gates, the gradient of the activated
 // gates by themselves, may be undefined.
-std::pair<at::Tensor, at::Tensor> gate_gradients(
+std::pair<at::Tensor, at::Tensor> composite_gate_gradients(
     const at::Tensor& grad_h,
     const at::Tensor& grad_cell,
     const at::Tensor& grad_gates,
     const at::Tensor& new_cell,
     const at::Tensor& gates);
-
-} // namespace composite
 
 // Forward with gates, and backward from the gradients of all three results,
 // without checks. grad_gates may be undefined.

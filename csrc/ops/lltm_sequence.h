@@ -13,11 +13,6 @@
 // begins with zeros instead of the state of the step before it.
 namespace lltm {
 
-inline Shape rows_of_sequence(bool packed, Dim last) {
-  return packed ? Shape{Dim::kRows, last}
-                : Shape{Dim::kTime, Dim::kBatch, last};
-}
-
 struct SequenceForwardArguments {
   static constexpr auto kOperator = "lltm::sequence_forward";
 
@@ -32,19 +27,14 @@ struct SequenceForwardArguments {
 
   auto fields() const {
     return std::make_tuple(
-        Field{"input", input, rows(Dim::kInputFeatures)},
+        Field{"input", input, rows_of(*this, Dim::kInputFeatures)},
         Field{"weights", weights, kShapeOfWeights},
         Field{"bias", bias, kShapeOfBias},
         Field{"h0", h0, kShapeOfState},
         Field{"c0", c0, kShapeOfState},
         Field{"batch_sizes", batch_sizes, {Dim::kTime}, at::kLong, Place::kCPU},
         Field{"reverse", reverse},
-        Field{"resets", resets, rows(Dim::kNone), at::kBool});
-  }
-
-  // The shape of input and of results.
-  Shape rows(Dim last) const {
-    return rows_of_sequence(batch_sizes.has_value(), last);
+        Field{"resets", resets, rows_of(*this, Dim::kNone), at::kBool});
   }
 };
 
@@ -66,22 +56,18 @@ struct SequenceBackwardArguments {
 
   auto fields() const {
     return std::make_tuple(
-        Field{"grad_output", grad_output, rows(Dim::kStateSize)},
-        Field{"grad_cells", grad_cells, rows(Dim::kStateSize)},
-        Field{"output", output, rows(Dim::kStateSize)},
-        Field{"cells", cells, rows(Dim::kStateSize)},
-        Field{"gates", gates, rows(Dim::kGates)},
-        Field{"input", input, rows(Dim::kInputFeatures)},
+        Field{"grad_output", grad_output, rows_of(*this, Dim::kStateSize)},
+        Field{"grad_cells", grad_cells, rows_of(*this, Dim::kStateSize)},
+        Field{"output", output, rows_of(*this, Dim::kStateSize)},
+        Field{"cells", cells, rows_of(*this, Dim::kStateSize)},
+        Field{"gates", gates, rows_of(*this, Dim::kGates)},
+        Field{"input", input, rows_of(*this, Dim::kInputFeatures)},
         Field{"weights", weights, kShapeOfWeights},
         Field{"h0", h0, kShapeOfState},
         Field{"batch_sizes", batch_sizes, {Dim::kTime}, at::kLong, Place::kCPU},
         Field{"reverse", reverse},
-        Field{"resets", resets, rows(Dim::kNone), at::kBool},
+        Field{"resets", resets, rows_of(*this, Dim::kNone), at::kBool},
         Field{"output_mask", output_mask});
-  }
-
-  Shape rows(Dim last) const {
-    return rows_of_sequence(batch_sizes.has_value(), last);
   }
 };
 

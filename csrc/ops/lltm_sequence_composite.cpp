@@ -61,7 +61,7 @@ at::Tensor with_kept(const at::Tensor& rows, const at::Tensor& before) {
 } // namespace
 
 // Few operators for many steps: on a GPU each is a launch.
-at::Tensor composite::old_states(
+at::Tensor old_states(
     const std::vector<SequenceStep>& steps,
     const at::Tensor& states,
     const at::Tensor& initial,
@@ -86,14 +86,14 @@ ForwardWithGatesResult composite_forward(const SequenceForwardArguments& a) {
   const auto input_rows = as_rows(a.input);
   const auto reset_rows = flat(a.resets);
   std::vector<at::Tensor> outputs, cells, gates;
-  const auto opmath_weights = composite::to_opmath(a.weights);
-  const auto opmath_bias = composite::to_opmath(a.bias);
+  const auto opmath_weights = to_opmath(a.weights);
+  const auto opmath_bias = to_opmath(a.bias);
   auto h = a.h0;
   // Not rounded between steps: that would lose what is added to a state that
   // has grown.
-  auto cell = composite::to_opmath(a.c0);
+  auto cell = to_opmath(a.c0);
   for (const auto& step : steps) {
-    const auto [new_h, new_cell, activated] = composite::step(
+    const auto [new_h, new_cell, activated] = composite_step(
         {.input = of_step(input_rows, step),
          .weights = opmath_weights,
          .bias = opmath_bias,
@@ -126,15 +126,15 @@ BackwardResult composite_backward(
       grad_gates.defined() ? as_rows(grad_gates) : grad_gates;
   const auto input_rows = as_rows(a.input);
   const auto reset_rows = flat(a.resets);
-  const auto old_h = composite::old_states(
-      steps, as_rows(a.output), a.h0, a.reverse, reset_rows);
+  const auto old_h =
+      old_states(steps, as_rows(a.output), a.h0, a.reverse, reset_rows);
   // Not rounded between steps.
-  const auto opmath_weights = composite::to_opmath(a.weights);
-  auto d_h = composite::to_opmath(a.h0.new_zeros_symint(a.h0.sym_sizes()));
+  const auto opmath_weights = to_opmath(a.weights);
+  auto d_h = to_opmath(a.h0.new_zeros_symint(a.h0.sym_sizes()));
   auto d_cell = d_h;
   std::vector<at::Tensor> d_gates;
   for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
-    auto [d_gates_of_step, d_cell_of_step] = composite::gate_gradients(
+    auto [d_gates_of_step, d_cell_of_step] = composite_gate_gradients(
         of_step(grad_h_rows, *step) + d_h.narrow(0, 0, step->rows),
         of_step(grad_cell_rows, *step) + d_cell.narrow(0, 0, step->rows),
         grad_gate_rows.defined() ? of_step(grad_gate_rows, *step)
@@ -144,7 +144,7 @@ BackwardResult composite_backward(
     const auto d_h_of_step = std::get<3>(pre_activations_backward(
         d_gates_of_step,
         {},
-        composite::to_opmath(of_step(input_rows, *step)),
+        to_opmath(of_step(input_rows, *step)),
         opmath_weights,
         of_step(old_h, *step),
         {false, false, false, true, false}));

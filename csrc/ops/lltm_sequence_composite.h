@@ -8,8 +8,6 @@
 // plain, differentiable ATen, for the same uses.
 namespace lltm {
 
-namespace composite {
-
 // The state that each step begins with, [rows, state_size], out of the states
 // after all steps and the initial one.
 at::Tensor old_states(
@@ -18,8 +16,6 @@ at::Tensor old_states(
     const at::Tensor& initial,
     bool reverse,
     const OptionalTensor& resets);
-
-} // namespace composite
 
 ForwardWithGatesResult composite_forward(
     const SequenceForwardArguments& arguments);

@@ -36,7 +36,7 @@ class MappedBatch {
       }
       return mapped != nullptr && batch_dim(field.shape) < 0;
     });
-    const auto dim = batch_dim(arguments.rows(Dim::kInputFeatures));
+    const auto dim = batch_dim(rows_of(arguments, Dim::kInputFeatures));
     can_fold_ = level_ > 0 && all_fold && dim >= 0; // packed sequences cannot
     if (can_fold_) {
       batch_ = arguments.input.sym_size(dim);

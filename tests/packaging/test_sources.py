@@ -14,7 +14,7 @@ PAIRS = "cpu/primitives/product_bfloat16.cpp"
 # The most files and lines of each part. A change that needs more raises them, and says why in its
 # message.
 MOST = {
-    "ops": (21, 2430),
+    "ops": (21, 2400),
     "cpu": (24, 3600),
     "a step forward": (22, 2850),
     "a sequence forward": (29, 3960),
