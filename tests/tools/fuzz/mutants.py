@@ -83,7 +83,8 @@ REPLACED = {
         ("lane < columns ? B.row", "lane + 1 < columns ? B.row"),
     ],
     (FUZZER, "csrc/cpu/primitives/product_on_threads.h"): [
-        ("packed_.panel(column / columns_, k);", "packed_.panel(0, k);"),
+        ("packed_.panel((column + j) / width_, k)", "packed_.panel(j / width_, k)"),
+        ("packed_block.panel(j / width_);", "packed_block.panel(0);"),
     ],
     ("test_indices_have_64_bits", "csrc/cuda/lltm_pointwise.h"): [
         (
