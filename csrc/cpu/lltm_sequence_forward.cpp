@@ -339,7 +339,8 @@ class SequenceForward {
   const int64_t panels_ = at::divup(a_.sizes.state_size, units_);
   const Team<gemm_t> team_;
   const bool multiplies_input_first_ = a_.sizes.input_features > 0 &&
-      a_.sizes.batch < kMinRowsToMultiplyInputInSteps&& team_.row_groups() == 1;
+      team_.row_groups() == 1 &&
+      a_.sizes.batch < kMinRowsToMultiplyInputInSteps;
   const std::vector<SequenceChunk> chunks_;
   const InOpmath<scalar_t> bias_;
   const Panels<gemm_t> weights_;
