@@ -7,6 +7,7 @@ import os
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from common import CXX, ROOT, printed
@@ -18,12 +19,29 @@ HERE = ROOT / "tests" / "cuda" / "recurrence"
 HEADERS = "cuda/recurrence"
 ADDRESS = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 THREAD = ["-O1", "-g", "-fsanitize=thread"]
+OPTIMISED = ["-O2"]
 # The kernel ends such a wait itself, and says what turns it off.
 WAITED_IN_VAIN = "waited in vain for another; with LLTM_CUDA_RECURRENCE=0"
+# Cases of check.cpp.
+SMALL = ["--units=64", "--blocks=16"]
+# Backward has all blocks of columns of a warp, which then look for words of three thirds.
+WIDE = ["--least-units=704", "--units=704"]
+LONG = ["--units=32", "--steps=90"]
 
-# Faults of the kernel: what is replaced by what, with which sanitizer it is found, what is said.
+
+class Fault(NamedTuple):
+    """What is replaced by what, with which flags it is found, what is said, and by which run."""
+
+    old: str
+    new: str
+    flags: list[str]
+    said: str
+    run: tuple[str, ...] = ("--cases=10", *SMALL)
+
+
+# Of the kernel.
 MUTANTS = {
-    "sums of two steps in one place": (
+    "sums of two steps in one place": Fault(
         """sums + turn % 2 * (tiles * args_.kSums);
       multiply(own, turn);
       machine_.sync_block();
@@ -34,30 +52,48 @@ MUTANTS = {
       CellForward""",
         THREAD, "data race",
     ),
-    "a look at the first word alone": (
+    "a look at the first word alone": Fault(
         """words.word[0] != kSentinel && words.word[1] != kSentinel &&
       words.word[2] != kSentinel && words.word[3] != kSentinel""",
-        "words.word[0] != kSentinel",
-        [],
-        ", not ",
+        "words.word[0] != kSentinel", [], ", not ",
     ),
-    "columns in another order": (
+    "columns in another order": Fault(
         "8 * lane.quad + 4 * half + i / 2 * 2", "8 * lane.quad + 2 * half + i / 2 * 4", [],
         ", not ",
     ),
-    "no bound of the batch": (
+    "no bound of the batch": Fault(
         "row >= step.rows || resets", "resets", ADDRESS, "heap-buffer-overflow",
     ),
-    "resets of the step before": ("load_resets_of_lanes(next_);", "", [], ", not "),
-    "an index of 32 bits": (
+    "resets of the step before": Fault("load_resets_of_lanes(next_);", "", [], ", not "),
+    "an index of states of 32 bits": Fault(
         "return (first_row + part_.owned_row(i)) * args_.state_size + part_.unit;",
         "return int32_t((first_row + part_.owned_row(i)) * args_.state_size + part_.unit);",
         ADDRESS, "AddressSanitizer",
     ),
-    "a row of another packed step": (
+    "an index of h of 32 bits": Fault(
+        "args_.output + before.first_row * args_.state_size",
+        "args_.output + int32_t(before.first_row * args_.state_size)",
+        ADDRESS, "AddressSanitizer",
+    ),
+    "an index of d_gates of 32 bits": Fault(
+        "(after_.first_row + row) * 3 * args_.state_size + part_",
+        "int32_t((after_.first_row + row) * 3 * args_.state_size) + part_",
+        ADDRESS, "AddressSanitizer",
+    ),
+    "a third that waits for words of the first": Fault(
+        "finish(machine_, sources[tile], third * kColumnBlocks);",
+        "finish(machine_, sources[tile], 0);",
+        OPTIMISED, ", not ", ("--seed=2", "--cases=1", *WIDE, "--blocks=44"),
+    ),
+    "backward without the steps after the sixtieth": Fault(
+        "if (turn + 1 >= args_.sequence.steps) {",
+        "if (turn + 1 >= args_.sequence.steps || turn > 60) {",
+        [], ", not ", ("--seed=15", "--cases=3", *LONG),
+    ),
+    "a row of another packed step": Fault(
         "next.first_row -= next.rows", "next.first_row -= rows", [], "a word was published twice",
     ),
-    "a block that never publishes": (
+    "a block that never publishes": Fault(
         "machine.thread() % 2 == 0", "machine.thread() % 2 == 0 && machine.block() != 1", [],
         WAITED_IN_VAIN,
     ),
@@ -72,7 +108,6 @@ PLANTS = {
     "plain_stores": (THREAD, "data race"),
 }
 BENCHMARKS = ROOT / "benchmarks"
-SMALL = ["--units=64", "--blocks=16"]
 # Variants among the benchmarks: the source, flags, and arguments of the program that runs them.
 VARIANTS = {
     "few_rows.h": ("few_rows.cpp", [], [[]]),
@@ -83,26 +118,26 @@ VARIANTS = {
     ),
 }
 MUTANTS_OF_VARIANTS = {
-    ("few_rows.h", "no barrier"): ("machine_.sync_block();", "", THREAD, "data race"),
-    ("few_rows.h", "no bound of the batch"): (
+    ("few_rows.h", "no barrier"): Fault("machine_.sync_block();", "", THREAD, "data race"),
+    ("few_rows.h", "no bound of the batch"): Fault(
         "row_ < cell_.batch", "true", ADDRESS, "heap-buffer-overflow",
     ),
-    ("few_rows.h", "operands in another order"): (
+    ("few_rows.h", "operands in another order"): Fault(
         "high[0], low[1],", "low[1], high[0],", [], ", not ",
     ),
-    ("few_rows.h", "the first columns alone"): (
+    ("few_rows.h", "the first columns alone"): Fault(
         "+= kInFlight * kStride", "+= 1 << 20", [], ", not ",
     ),
-    ("pipelined_forward.h", "a barrier for two tiles"): (
+    ("pipelined_forward.h", "a barrier for two tiles"): Fault(
         "machine_.sync_block();", "if (tile % 2 == 1) machine_.sync_block();", THREAD, "data race",
     ),
-    ("pipelined_forward.h", "gates of the wrong half of the warps"): (
+    ("pipelined_forward.h", "gates of the wrong half of the warps"): Fault(
         "first_tile == tile % 2", "first_tile != tile % 2", [], ", not ",
     ),
-    ("pipelined_forward.h", "h of a step too early"): (
+    ("pipelined_forward.h", "h of a step too early"): Fault(
         "source_of(0, next_, step_)", "source_of(0, next_, before_)", [], ", not ",
     ),
-    ("pipelined_forward.h", "resets of the step before"): (
+    ("pipelined_forward.h", "resets of the step before"): Fault(
         "this->load_reset_of_lane(next_, tile);", "", [], ", not ",
     ),
 }  # fmt: skip
@@ -140,20 +175,20 @@ def fails(command) -> str:
 
 
 def mutant_of(name: str, folder: Path) -> tuple[list[str], Path]:
-    old, new, flags, _ = MUTANTS[name]
+    fault = MUTANTS[name]
     sources = {file.name: file.read_text() for file in (ROOT / "csrc" / HEADERS).glob("*.h")}
-    assert sum(source.count(old) for source in sources.values()) == 1
+    assert sum(source.count(fault.old) for source in sources.values()) == 1
     (folder / HEADERS).mkdir(parents=True)
     for file, source in sources.items():
-        (folder / HEADERS / file).write_text(source.replace(old, new))
-    return flags or ["-O0"], folder
+        (folder / HEADERS / file).write_text(source.replace(fault.old, fault.new))
+    return fault.flags or ["-O0"], folder
 
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory):
     """By what they show."""
     root = tmp_path_factory.mktemp("recurrence")
-    builds = {"numbers": (root / "0", ["-O2"]), "memory": (root / "1", ADDRESS)}
+    builds = {"numbers": (root / "0", OPTIMISED), "memory": (root / "1", ADDRESS)}
     builds["races"] = (root / "2", THREAD)
     for i, name in enumerate(MUTANTS, 3):
         flags, csrc = mutant_of(name, root / f"csrc{i}")
@@ -166,10 +201,10 @@ def programs(tmp_path_factory):
 def test_numbers_match_double(programs):
     printed(programs["numbers"], "--cases=100", "--units=96")
     printed(programs["numbers"], "--seed=1000", "--cases=12", "--units=320")
-    # All blocks of columns of backward are in use, and steps are many.
-    wide = ["--least-units=704", "--units=704", "--blocks=44"]
-    printed(programs["numbers"], "--seed=2", "--cases=2", *wide)
-    printed(programs["numbers"], "--seed=15", "--cases=3", "--units=32", "--steps=90")
+    printed(programs["numbers"], "--seed=2", "--cases=2", *WIDE, "--blocks=44")
+    # One tile reads three thirds at once, and several tiles two.
+    printed(programs["numbers"], "--seed=3", "--cases=2", *WIDE, "--blocks=88", "--tiles=1")
+    printed(programs["numbers"], "--seed=15", "--cases=3", *LONG)
 
 
 @pytest.mark.skipif("not config.getoption('--at-full-size')", reason="asked for by --at-full-size")
@@ -183,13 +218,13 @@ def test_memory_and_behaviour_are_defined(programs):
 
 @pytest.mark.parametrize("tiles", [1, 2, 4])
 def test_no_races(programs, tiles):
-    printed(programs["races"], "--cases=3", "--units=64", "--blocks=16", f"--tiles={tiles}")
+    printed(programs["races"], "--cases=3", *SMALL, f"--tiles={tiles}")
 
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_fault_of_the_kernel_is_found(programs, name):
-    said = fails([programs[name], "--cases=10", "--units=64", "--blocks=16"])
-    assert MUTANTS[name][-1] in said
+    fault = MUTANTS[name]
+    assert fault.said in fails([programs[name], *fault.run])
 
 
 @pytest.mark.parametrize("name", PLANTS)
@@ -198,7 +233,7 @@ def test_a_fault_of_the_machine_is_found(programs, name):
     program = programs[
         {tuple(ADDRESS): "memory", tuple(THREAD): "races"}.get(tuple(flags), "numbers")
     ]
-    said = fails([program, "--cases=3", "--units=64", "--blocks=16", f"--plant={name}"])
+    said = fails([program, "--cases=3", *SMALL, f"--plant={name}"])
     assert message in said
 
 
@@ -217,7 +252,7 @@ def compile_variant(
     return [[str(program), *run] for run in runs]
 
 
-@pytest.mark.parametrize("flags", [["-O2"], ADDRESS, THREAD], ids=" ".join)
+@pytest.mark.parametrize("flags", [OPTIMISED, ADDRESS, THREAD], ids=" ".join)
 @pytest.mark.parametrize("header", VARIANTS)
 def test_variants_match_double(tmp_path, header, flags):
     for command in compile_variant(tmp_path, header, flags):
@@ -227,9 +262,9 @@ def test_variants_match_double(tmp_path, header, flags):
 @pytest.mark.parametrize("mutant", MUTANTS_OF_VARIANTS, ids=": ".join)
 def test_a_fault_of_a_variant_is_found(tmp_path, mutant):
     header, _ = mutant
-    old, new, flags, said = MUTANTS_OF_VARIANTS[mutant]
+    fault = MUTANTS_OF_VARIANTS[mutant]
     source = (BENCHMARKS / header).read_text()
-    assert source.count(old) == 1
-    (tmp_path / header).write_text(source.replace(old, new))
-    *_, last = compile_variant(tmp_path, header, flags or ["-O0"], tmp_path)
-    assert said in fails(last)
+    assert source.count(fault.old) == 1
+    (tmp_path / header).write_text(source.replace(fault.old, fault.new))
+    *_, last = compile_variant(tmp_path, header, fault.flags or ["-O0"], tmp_path)
+    assert fault.said in fails(last)
