@@ -21,19 +21,24 @@ from torch.utils.cpp_extension import CUDA_HOME, include_paths
 
 ROOT = Path(__file__).parent.parent
 OUTPUT = ROOT / "build" / "gpu"
-# In the order in which a first look at a GPU needs them.
-PARTS = (
-    "build",
-    "truth",
-    "operators",
-    "times",
-    "graphs",
-    "benchmark",
-    "checkers",
-    "tests",
-    "book",
-    "shapes",
-)
+# What each part decides. In the order in which a first look at a GPU needs them.
+PARTS = {
+    "build": "whether there are kernels for this GPU, without which nothing else runs",
+    "truth": "whether the recurrence is right; if not, it must be off by default",
+    "first_call": "whether a graph may capture the first call of a process; if not, the kernels "
+    "must be loaded with the library",
+    "operators": "whether operators are right on a GPU, also on streams and in graphs",
+    "times": "whether waiting or instructions take the time of a step, so what to improve first, "
+    "and what may be said beside nn.LSTM",
+    "graphs": "whether recurrences in parallel branches of a graph may hang; if so, limits.md has "
+    "to say it",
+    "benchmark": "what may be said of the cell, and of layers in float32",
+    "checkers": "whether the kernels access memory as they must, as compute-sanitizer sees it",
+    "tests": "whether all other tests pass on a GPU",
+    "book": "whether what make new writes, and two chapters of the book, work on a GPU",
+    "shapes": "whether a cell of few rows becomes one kernel, and which sequences the recurrence "
+    "should take",
+}
 Step = tuple[str, int, list[str]]  # name, seconds at most, command
 
 
@@ -53,9 +58,9 @@ def timed(name: str, seconds: int, script: str, options: str) -> Step:
     return name, seconds, [*command, "--output", str(OUTPUT / name)]
 
 
-def tested(file: Path, seconds: int, *options: str) -> Step:
+def tested(name: str, file: Path, seconds: int, *options: str) -> Step:
     pytest = [sys.executable, "-m", "pytest", "-v", "-o", "faulthandler_timeout=60", *options]
-    return file.stem, seconds, [*pytest, str(file)]
+    return name, seconds, [*pytest, str(file)]
 
 
 def chapter(number: int) -> Step:
@@ -88,11 +93,31 @@ def files_of_tests() -> list[Path]:
     return sorted(files, key=lambda file: -file.stat().st_size)
 
 
+IS_BUILT = """
+from pathlib import Path
+import lltm_ops, torch
+from lltm_ops import _extension
+assert lltm_ops.build_info()["cuda"] != "not built"
+newest = max(source.stat().st_mtime for source in Path("csrc").rglob("*.*"))
+assert _extension.find_library().stat().st_mtime >= newest
+shapes = (1, 1), (3, 2), (3,), (1, 1), (1, 1)
+lltm_ops.forward(*(torch.ones(shape, device="cuda") for shape in shapes))
+torch.cuda.synchronize()
+"""
+
+
+def is_built() -> bool:
+    """Whether there is a library, perhaps built elsewhere, of these sources and for this GPU."""
+    command = [sys.executable, "-c", IS_BUILT]
+    return subprocess.run(command, cwd=ROOT, capture_output=True).returncode == 0
+
+
 def steps_of(part: str) -> list[Step]:
     this_gpu = "{}.{}".format(*torch.cuda.get_device_capability())
     arch = f"TORCH_CUDA_ARCH_LIST={os.environ.get('TORCH_CUDA_ARCH_LIST', this_gpu)}"
     make = ["env", "FORCE_CUDA=1", arch, "make", "in-place"]
     check = str(OUTPUT / "check")
+    test_cuda = ROOT / "tests" / "cuda" / "test_cuda.py"
     # All blocks have to run at once, and a multiprocessor runs one.
     blocks = min(100, torch.cuda.get_device_properties(0).multi_processor_count)
     large = [check, "--cases=40", "--units=1024", f"--blocks={blocks}"]
@@ -109,8 +134,10 @@ def steps_of(part: str) -> list[Step]:
             ),
             *((f"check_{n}_tiles", 20, [*large, f"--tiles={n}"]) for n in (1, 2, 4)),
         ],
-        "operators": [tested(ROOT / "tests" / "cuda" / "test_cuda.py", 200)],
+        "first_call": [tested("first_call", test_cuda, 30, "-k", "first_call")],
+        "operators": [tested("operators", test_cuda, 165)],
         "times": [
+            ("clocks", 5, ["nvidia-smi", "-q", "-d", "CLOCK"]),
             compiled("ablations", "benchmarks/ablations.cu"),
             ("ablations", 20, [str(OUTPUT / "ablations")]),
             timed(
@@ -134,7 +161,7 @@ def steps_of(part: str) -> list[Step]:
             (tool, 20, [*checked, "--tool", tool, check, "--cases=4", "--units=256"])
             for tool in ("memcheck", "racecheck", "synccheck")
         ],
-        "tests": [tested(file, 300, "-k", "cuda") for file in files_of_tests()],
+        "tests": [tested(file.stem, file, 300, "-k", "cuda") for file in files_of_tests()],
         "book": [
             *(template(abi, [arch]) for abi in ("torch", "stable")),
             *(chapter(number) for number in (10, 11)),
@@ -179,12 +206,23 @@ def run(step: Step) -> bool:
     return ok
 
 
+def write_archive() -> None:
+    """Of all that there is so far: a run that ends early leaves a whole one."""
+    new = shutil.make_archive(f"{OUTPUT}.new", "gztar", OUTPUT)
+    Path(new).replace(f"{OUTPUT}.tar.gz")
+
+
 def main() -> int:
     # A shell in the background may ignore it, and then the steps would, too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--parts", nargs="+", choices=PARTS, default=PARTS, metavar="PART", help=", ".join(PARTS)
+        "--parts",
+        nargs="+",
+        choices=PARTS,
+        default=list(PARTS),
+        metavar="PART",
+        help=", ".join(PARTS),
     )
     args = parser.parse_args()
     if not torch.cuda.is_available():
@@ -192,12 +230,18 @@ def main() -> int:
     OUTPUT.mkdir(parents=True, exist_ok=True)
     passed = True
     for part in args.parts:
+        print(f"{part} decides {PARTS[part]}.", flush=True)
+        if part == "build" and is_built():
+            print(
+                "build: the library that is there is of these sources and for this GPU", flush=True
+            )
+            continue
         with ThreadPoolExecutor(3 if part in ("tests", "book") else 1) as pool:
             ok = all(list(pool.map(run, steps_of(part))))
         passed = passed and ok
+        write_archive()
         if part in ("build", "truth") and not ok:
             break  # what follows would be of an older library, or of wrong values
-    shutil.make_archive(str(OUTPUT), "gztar", OUTPUT)
     return 0 if passed else 1
 
 

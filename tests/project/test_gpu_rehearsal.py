@@ -12,6 +12,7 @@ import runpy
 import select
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -24,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 import lltm_ops
 
 BENCHMARKS = ROOT / "benchmarks"
+DOCS = " ".join((ROOT / "docs" / "cuda.md").read_text().split())
 CHECK = (ROOT / "tests" / "cuda" / "recurrence" / "check.cpp").read_text()
 SMALL = {
     "recurrence": "--sizes 8 --batches 2 --times 4",
@@ -122,13 +124,52 @@ def test_every_step_runs_to_its_end(gpu, monkeypatch, capsys):
 
     monkeypatch.setattr(gpu, "finish", finish)
     monkeypatch.setattr(sys, "argv", ["gpu.py"])
-    assert gpu.main() == 0, capsys.readouterr().out
+    status, said = gpu.main(), capsys.readouterr().out
+    assert status == 0, said
+    for part, decides in gpu.PARTS.items():
+        assert said.count(f"{part} decides {decides}.") == 1
     assert set(ran) == set(SMALL)
     tables = list(gpu.OUTPUT.glob("*/*.csv"))
     assert len(tables) == len(ran)
     assert not [table for table in tables if "error" in table.read_text()]
-    first = gpu.PARTS[: gpu.PARTS.index("tests")]
-    assert sum(seconds for part in first for _, seconds, _ in gpu.steps_of(part)) <= 15 * 60
+    # docs/cuda.md: what fits into one call of 600 s, and into two.
+    calls = (
+        ["build", "truth", "first_call", "operators"],
+        ["times", "graphs", "benchmark", "checkers"],
+    )
+    assert [*calls[0], *calls[1]] == list(gpu.PARTS)[: list(gpu.PARTS).index("tests")]
+    seconds = [sum(step[1] for part in parts for step in gpu.steps_of(part)) for parts in calls]
+    assert max(seconds) <= 600 and sum(seconds) <= 15 * 60
+    assert all(f"`--parts {' '.join(parts)}`" in DOCS for parts in calls)
+
+
+def test_a_library_that_is_there_is_not_built_again(gpu, monkeypatch, capsys):
+    pretend_to_have_a_gpu(monkeypatch)
+    monkeypatch.setattr(gpu, "is_built", lambda: True)
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--parts", "build"])
+    monkeypatch.setattr(gpu, "finish", None)
+    assert gpu.main() == 0
+    assert "the library that is there" in capsys.readouterr().out
+
+
+def test_there_is_no_library_for_a_gpu_where_there_is_none(gpu):
+    assert not gpu.is_built()
+
+
+def test_a_run_that_is_killed_leaves_an_archive(gpu, monkeypatch):
+    pretend_to_have_a_gpu(monkeypatch)
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--parts", "graphs", "checkers"])
+
+    def finish(command, seconds, log):
+        if log.stem == "memcheck":
+            raise KeyboardInterrupt
+        return log.write_text("right") * 0
+
+    monkeypatch.setattr(gpu, "finish", finish)
+    with pytest.raises(KeyboardInterrupt):
+        gpu.main()
+    with tarfile.open(f"{gpu.OUTPUT}.tar.gz") as archive:
+        assert "./two_streams.log" in archive.getnames()
 
 
 @pytest.mark.parametrize(
