@@ -197,8 +197,8 @@ void print(const char* name, int state_size, int batch, Machine machine) {
   forward.weights = memory.zeros<scalar_t>(size_t(3) * state_size * state_size);
   forward.weights_strides[0] = state_size;
   forward.weights_strides[1] = 1;
-  forward.count = kSteps;
-  forward.first = {0, batch, 0};
+  forward.launch_steps = kSteps;
+  forward.first_step = {0, batch, 0};
   forward.h0 = memory.zeros<scalar_t>(states);
   forward.cell = memory.zeros<float>(states);
   forward.products = memory.zeros<scalar_t>(3 * units);

@@ -27,15 +27,15 @@ class PipelinedForwardBlock : ForwardBlock<tiles, scalar_t, Machine> {
   using Base::column_blocks_;
   using Base::machine_;
   using Base::next_;
-  using Base::part_;
   using Base::step_;
+  using Base::work_;
 
  public:
   LLTM_INLINE PipelinedForwardBlock(
       const Machine& machine,
       const Forward<scalar_t>& args)
       : Base(machine, args) {
-    part_.block = 0; // so that tile_at(i) is i
+    work_.block = 0; // so that tile_at(i) is i
   }
 
   // sums: tiles * kSums.
@@ -43,7 +43,7 @@ class PipelinedForwardBlock : ForwardBlock<tiles, scalar_t, Machine> {
     this->begin();
     source_ = this->source_of(0, step_, before_);
     gathered_[0].begin(machine_, source_, 0, column_blocks_);
-    for (int32_t turn = 0; turn < args_.count; ++turn) {
+    for (int32_t turn = 0; turn < args_.launch_steps; ++turn) {
       ahead_ = this->step_after(next_, turn + 1);
       this->prefetch(ahead_);
       this->find_places();
@@ -51,7 +51,7 @@ class PipelinedForwardBlock : ForwardBlock<tiles, scalar_t, Machine> {
       for (int tile = 0; tile < tiles; ++tile) {
         multiply(sums, tile);
         machine_.sync_block();
-        if (part_.first_tile == tile % 2) {
+        if (work_.first_tile == tile % 2) {
           compute(sums, tile / 2);
         }
       }
@@ -76,14 +76,14 @@ class PipelinedForwardBlock : ForwardBlock<tiles, scalar_t, Machine> {
     words.template multiply<scalar_t>(machine_, this->weights_, products);
 #pragma unroll
     for (int gate = 0; gate < 3; ++gate) {
-      const int to = part_.sums_at(tile, part_.warp, 3, gate);
-      store_sums(sums + to, part_, products[0][gate], products[1][gate]);
+      const int to = work_.sums_at(tile, work_.warp, 3, gate);
+      store_sums(sums + to, work_, products[0][gate], products[1][gate]);
     }
   }
 
   LLTM_INLINE void compute(const float* sums, int i) {
     const auto out = Base::compute(sums, i);
-    if (part_.owned_row(i) < step_.rows) {
+    if (work_.owned_row(i) < step_.rows) {
       this->store(out, i);
     }
     this->load_products(next_, i);

@@ -65,8 +65,8 @@ class ForwardSteps {
     AT_DISPATCH_REDUCED_FLOATING_TYPES(h0_.scalar_type(), "lltm_forward", [&] {
       recurrence::Forward<scalar_t> args{};
       set_common(args, *sequence_, weights_for_h_, resets_);
-      args.count = static_cast<int32_t>(chunk.end - chunk.begin);
-      args.first = cursor_of(steps_, chunk.begin, reverse_);
+      args.launch_steps = static_cast<int32_t>(chunk.end - chunk.begin);
+      args.first_step = cursor_of(steps_, chunk.begin, reverse_);
       if (chunk.begin > 0) {
         args.before = cursor_of(steps_, chunk.begin - 1, reverse_);
       }

@@ -66,8 +66,8 @@ MUTANTS = {
     ),
     "resets of the step before": Fault("load_resets_of_lanes(next_);", "", [], ", not "),
     "an index of states of 32 bits": Fault(
-        "return (first_row + part_.owned_row(i)) * args_.state_size + part_.unit;",
-        "return int32_t((first_row + part_.owned_row(i)) * args_.state_size + part_.unit);",
+        "return (first_row + work_.owned_row(i)) * args_.state_size + work_.unit;",
+        "return int32_t((first_row + work_.owned_row(i)) * args_.state_size + work_.unit);",
         ADDRESS, "AddressSanitizer",
     ),
     "an index of h of 32 bits": Fault(
@@ -76,8 +76,8 @@ MUTANTS = {
         ADDRESS, "AddressSanitizer",
     ),
     "an index of d_gates of 32 bits": Fault(
-        "(after_.first_row + row) * 3 * args_.state_size + part_",
-        "int32_t((after_.first_row + row) * 3 * args_.state_size) + part_",
+        "(after_.first_row + row) * 3 * args_.state_size + work_",
+        "int32_t((after_.first_row + row) * 3 * args_.state_size) + work_",
         ADDRESS, "AddressSanitizer",
     ),
     "a third that waits for words of the first": Fault(

@@ -142,10 +142,10 @@ struct Arguments {
 template <typename scalar_t>
 struct Forward : Arguments<scalar_t> {
   static constexpr int kSums = 3 * kWarps * kUnits * kSumStride; // of a tile
-  // This launch runs count steps, from first on. before is the step that ran
-  // before first, without rows if none did.
-  int32_t count;
-  Cursor first;
+  // This launch runs launch_steps steps, from first_step on. before is the step
+  // that ran before them, without rows if none did.
+  int32_t launch_steps;
+  Cursor first_step;
   Cursor before;
   const scalar_t* h0; // [batch, state_size], aligned to 16 bytes
   // [batch, state_size]: before the first step, then after the last

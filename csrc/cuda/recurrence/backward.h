@@ -19,8 +19,8 @@ class BackwardBlock {
   BackwardBlock(const Machine& machine, const Backward<scalar_t>& args)
       : machine_(machine),
         args_(args),
-        part_(machine.block(), machine.thread(), args.state_size),
-        column_blocks_(part_.column_blocks(3 * args.state_size / kColumns)) {
+        work_(machine.block(), machine.thread(), args.state_size),
+        column_blocks_(work_.column_blocks(3 * args.state_size / kColumns)) {
     load_transposed_weights();
   }
 
@@ -30,7 +30,7 @@ class BackwardBlock {
     step_ = args_.last;
     next_ = step_after(step_, 0);
 #pragma unroll
-    for (int i = 0; i < part_.kOwned; ++i) {
+    for (int i = 0; i < work_.kOwned; ++i) {
       load_saved(step_, i);
     }
     for (int32_t turn = 0; turn <= args_.sequence.steps; ++turn) {
@@ -38,13 +38,13 @@ class BackwardBlock {
       multiply(own, turn);
       machine_.sync_block();
 #pragma unroll
-      for (int i = 0; i < part_.kOwned; ++i) {
+      for (int i = 0; i < work_.kOwned; ++i) {
         compute(own, i);
       }
       published_at_ = machine_.clock();
 #pragma unroll
-      for (int i = 0; i < part_.kOwned; ++i) {
-        const auto own = part_.owned_row(i);
+      for (int i = 0; i < work_.kOwned; ++i) {
+        const auto own = work_.owned_row(i);
         if (args_.resets != nullptr && own < step_.rows) {
           resets_after_[i] = args_.resets[step_.first_row + own];
         }
@@ -74,10 +74,10 @@ class BackwardBlock {
       for (int i = 0; i < kColumnBlocks; ++i) {
         const int block = third * kColumnBlocks + i;
         if (block < column_blocks_) {
-          load_weights(weights_[third][i][0], part_, [&](int row, int column) {
+          load_weights(weights_[third][i][0], work_, [&](int row, int column) {
             return args_.weight(
-                kColumns * (part_.warp + block * kWarps) + column,
-                part_.first_unit + row);
+                kColumns * (work_.warp + block * kWarps) + column,
+                work_.first_unit + row);
           });
         }
       }
@@ -95,31 +95,31 @@ class BackwardBlock {
   }
 
   LLTM_INLINE Source<scalar_t> source_of(int tile) const {
-    const auto row = part_.row_of_lane(tile);
+    const auto row = work_.row_of_lane(tile);
     const bool ran = row < after_.rows;
     const scalar_t* const from = args_.d_gates +
-        (after_.first_row + row) * 3 * args_.state_size + part_.first_column();
+        (after_.first_row + row) * 3 * args_.state_size + work_.first_column();
     return {ran ? from : nullptr, ran};
   }
 
   // The row of owned element i begins here in a tensor of states.
   LLTM_INLINE int64_t row_at(Cursor step, int i) const {
-    return (step.first_row + part_.owned_row(i)) * args_.state_size;
+    return (step.first_row + work_.owned_row(i)) * args_.state_size;
   }
 
   LLTM_INLINE void prefetch(Cursor step) const {
 #pragma unroll
-    for (int i = 0; i < part_.kOwned; ++i) {
-      if (part_.owned_row(i) < step.rows && part_.unit_of_block == 0) {
+    for (int i = 0; i < work_.kOwned; ++i) {
+      if (work_.owned_row(i) < step.rows && work_.unit_of_block == 0) {
         const auto row = row_at(step, i);
-        machine_.prefetch(args_.cells + row + part_.unit);
-        machine_.prefetch(args_.grad_output + row + part_.unit);
+        machine_.prefetch(args_.cells + row + work_.unit);
+        machine_.prefetch(args_.grad_output + row + work_.unit);
         if (args_.grad_cells != nullptr) {
-          machine_.prefetch(args_.grad_cells + row + part_.unit);
+          machine_.prefetch(args_.grad_cells + row + work_.unit);
         }
 #pragma unroll
         for (int gate = 0; gate < 3; ++gate) {
-          const auto column = gate * args_.state_size + part_.unit;
+          const auto column = gate * args_.state_size + work_.unit;
           machine_.prefetch(args_.gates + 3 * row + column);
           machine_.prefetch(args_.d_gates + 3 * row + column);
         }
@@ -128,18 +128,18 @@ class BackwardBlock {
   }
 
   LLTM_INLINE void load_saved(Cursor step, int i) {
-    if (part_.owned_row(i) < step.rows) {
+    if (work_.owned_row(i) < step.rows) {
       const auto row = row_at(step, i);
-      const scalar_t* const gates = args_.gates + 3 * row + part_.unit;
+      const scalar_t* const gates = args_.gates + 3 * row + work_.unit;
       saved_[i] = {
           .input_gate = gates[0],
           .output_gate = gates[args_.state_size],
           .candidate = gates[2 * args_.state_size],
-          .cell = args_.cells[row + part_.unit],
-          .grad_h = args_.grad_output[row + part_.unit],
+          .cell = args_.cells[row + work_.unit],
+          .grad_h = args_.grad_output[row + work_.unit],
           .grad_cell = args_.grad_cells == nullptr
               ? scalar_t(0)
-              : args_.grad_cells[row + part_.unit]};
+              : args_.grad_cells[row + work_.unit]};
     }
   }
 
@@ -163,7 +163,7 @@ class BackwardBlock {
     ahead_ = step_after(next_, turn + 1);
     prefetch(ahead_);
 #pragma unroll
-    for (int i = 0; i < part_.kOwned; ++i) {
+    for (int i = 0; i < work_.kOwned; ++i) {
       const auto& saved = saved_[i];
       factors_[i] = {
           .input_gate = saved.input_gate,
@@ -172,8 +172,8 @@ class BackwardBlock {
           .tanh_cell = lltm::tanh(static_cast<float>(saved.cell)),
           .grad_h = saved.grad_h,
           .grad_cell = saved.grad_cell};
-      to_[i] = part_.owned_row(i) < step_.rows
-          ? args_.d_gates + 3 * row_at(step_, i) + part_.unit
+      to_[i] = work_.owned_row(i) < step_.rows
+          ? args_.d_gates + 3 * row_at(step_, i) + work_.unit
           : nullptr;
     }
 #pragma unroll
@@ -199,16 +199,16 @@ class BackwardBlock {
         products[0][0][i] += products[2][0][i];
         products[1][0][i] += products[3][0][i];
       }
-      const int to = part_.sums_at(part_.tile_at(tile), part_.warp, 1, 0);
-      store_sums(sums + to, part_, products[0][0], products[1][0]);
+      const int to = work_.sums_at(work_.tile_at(tile), work_.warp, 1, 0);
+      store_sums(sums + to, work_, products[0][0], products[1][0]);
     }
   }
 
   LLTM_INLINE void compute(const float* sums, int i) {
-    const auto own = part_.owned_row(i);
+    const auto own = work_.owned_row(i);
     // Zeros in the product would not do, because weights may be infinite.
     const bool carries = own < after_.rows && resets_after_[i] == 0;
-    const float d_h = carries ? part_.total(sums, i, 1, 0) : 0;
+    const float d_h = carries ? work_.total(sums, i, 1, 0) : 0;
     d_cell_[i] = carries ? d_cell_[i] : 0;
     CellBackward<float> out{};
     if (to_[i] != nullptr) {
@@ -222,7 +222,7 @@ class BackwardBlock {
           of.candidate);
       d_cell_[i] = out.d_old_cell;
     } else if (own < after_.rows) {
-      const auto element = int64_t(own) * args_.state_size + part_.unit;
+      const auto element = int64_t(own) * args_.state_size + work_.unit;
       args_.d_h0[element] = static_cast<scalar_t>(d_h);
       args_.d_c0[element] = static_cast<scalar_t>(d_cell_[i]);
     }
@@ -235,20 +235,20 @@ class BackwardBlock {
 
   const Machine& machine_;
   const Backward<scalar_t>& args_;
-  const Part<tiles> part_;
+  const ThreadWork<tiles> work_;
   const int column_blocks_;
   uint32_t weights_[3][kColumnBlocks][1][2][4] = {};
-  float d_cell_[Part<tiles>::kOwned] = {};
+  float d_cell_[ThreadWork<tiles>::kOwned] = {};
   Cursor after_; // the step that ran before this one, which is later in time
   Cursor step_;
   Cursor next_;
   Cursor ahead_; // the step after the next
   uint32_t published_at_ = 0;
-  scalar_t* to_[Part<tiles>::kOwned] = {};         // where d_gates go, or null
-  uint8_t resets_after_[Part<tiles>::kOwned] = {}; // of after_
+  scalar_t* to_[ThreadWork<tiles>::kOwned] = {}; // where d_gates go, or null
+  uint8_t resets_after_[ThreadWork<tiles>::kOwned] = {}; // of after_
   // These are of the step until its factors are made, then of the next.
-  Saved saved_[Part<tiles>::kOwned] = {};
-  Factors factors_[Part<tiles>::kOwned] = {};
+  Saved saved_[ThreadWork<tiles>::kOwned] = {};
+  Factors factors_[ThreadWork<tiles>::kOwned] = {};
 };
 
 template <int tiles, typename scalar_t, typename Machine>

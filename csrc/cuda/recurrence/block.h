@@ -20,7 +20,7 @@ struct Lane {
 // The work of a thread: as a lane, and for the elements of the state that it
 // owns.
 template <int tiles>
-struct Part : Lane {
+struct ThreadWork : Lane {
   static constexpr int kOwned = (tiles + 1) / 2;
 
   int block;
@@ -31,7 +31,7 @@ struct Part : Lane {
   int first_row;
   int unit;
 
-  LLTM_INLINE Part(int block, int thread, int state_size)
+  LLTM_INLINE ThreadWork(int block, int thread, int state_size)
       : Lane(thread), block(block) {
     const int blocks = state_size / kUnits;
     unit_of_block = thread % kUnits;
@@ -70,18 +70,18 @@ struct Part : Lane {
     return tile < tiles ? first_row + tile * kTileRows + row_of_tile : kNone;
   }
 
-  // The place of a warp's partial sums for one of so many results of mma.
-  LLTM_INLINE static int sums_at(int tile, int warp, int results, int result) {
-    return ((tile * kWarps + warp) * results + result) * kUnits * kSumStride;
+  // The place of a warp's partial sums for one of so many gates. Backward adds
+  // up over gates, so it has one.
+  LLTM_INLINE static int sums_at(int tile, int warp, int gates, int gate) {
+    return ((tile * kWarps + warp) * gates + gate) * kUnits * kSumStride;
   }
 
   // The sum over all warps for element i of those that the thread owns.
-  LLTM_INLINE float total(const float* sums, int i, int results, int result)
-      const {
+  LLTM_INLINE float total(const float* sums, int i, int gates, int gate) const {
     float of_warp[kWarps];
 #pragma unroll
     for (int from = 0; from < kWarps; ++from) {
-      const int begin = sums_at(first_tile + 2 * i, from, results, result);
+      const int begin = sums_at(first_tile + 2 * i, from, gates, gate);
       of_warp[from] = sums[begin + unit_of_block * kSumStride + row_of_tile];
     }
     // Added in pairs, which makes a shorter chain.
@@ -134,28 +134,30 @@ struct Source {
 // Up to kColumnBlocks of the blocks of columns of a warp.
 class Gathered {
  public:
-  // Begins to read blocks first to first + kColumnBlocks, below count.
+  // Begins to read up to kColumnBlocks blocks, from first_block on.
   template <typename scalar_t, typename Machine>
   LLTM_INLINE void begin(
       const Machine& machine,
       const Source<scalar_t>& source,
-      int first,
-      int count) {
-    count_ = count - first;
+      int first_block,
+      int blocks) {
+    blocks_ = blocks - first_block;
 #pragma unroll
     for (int i = 0; i < kColumnBlocks; ++i) {
-      const bool exists = source.from != nullptr && i < count_;
-      words_[i] = exists ? load(machine, source, first + i) : Words{};
+      const bool exists = source.from != nullptr && i < blocks_;
+      words_[i] = exists ? load(machine, source, first_block + i) : Words{};
     }
   }
 
   template <typename scalar_t, typename Machine>
-  LLTM_INLINE void
-  finish(const Machine& machine, const Source<scalar_t>& source, int first) {
+  LLTM_INLINE void finish(
+      const Machine& machine,
+      const Source<scalar_t>& source,
+      int first_block) {
     const auto arrived = [&](int i) {
       const bool before = has_arrived(words_[i]);
       if (!before) {
-        words_[i] = load(machine, source, first + i);
+        words_[i] = load(machine, source, first_block + i);
       }
       return before;
     };
@@ -176,23 +178,23 @@ class Gathered {
     machine.sync_warp(); // mma needs all lanes
   }
 
-  // products[chain][result] += weights[i][result] @ block i, for all i. The
+  // products[chain][gate] += weights[i][gate] @ block i, for all i. The
   // halves of the blocks are in different chains, each of which is shorter.
-  template <typename scalar_t, int results, int chains, typename Machine>
+  template <typename scalar_t, int gates, int chains, typename Machine>
   LLTM_INLINE void multiply(
       const Machine& machine,
-      const uint32_t (&weights)[kColumnBlocks][results][2][4],
-      float (&products)[chains][results][4]) const {
+      const uint32_t (&weights)[kColumnBlocks][gates][2][4],
+      float (&products)[chains][gates][4]) const {
 #pragma unroll
     for (int i = 0; i < kColumnBlocks; ++i) {
-      if (i < count_) {
+      if (i < blocks_) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
 #pragma unroll
-          for (int result = 0; result < results; ++result) {
+          for (int gate = 0; gate < gates; ++gate) {
             machine.template mma<scalar_t>(
-                products[(2 * i + half) % chains][result],
-                weights[i][result][half],
+                products[(2 * i + half) % chains][gate],
+                weights[i][gate][half],
                 words_[i].word[2 * half],
                 words_[i].word[2 * half + 1]);
           }
@@ -210,7 +212,7 @@ class Gathered {
   }
 
   Words words_[kColumnBlocks];
-  int count_; // the same in all lanes of a warp
+  int blocks_; // that exist, the same in all lanes of a warp
 };
 
 struct alignas(8) TwoSums {

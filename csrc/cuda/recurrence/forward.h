@@ -24,27 +24,27 @@ class ForwardBlock {
       const Forward<scalar_t>& args)
       : machine_(machine),
         args_(args),
-        part_(machine.block(), machine.thread(), args.state_size),
-        column_blocks_(part_.column_blocks(args.state_size / kColumns)) {
+        work_(machine.block(), machine.thread(), args.state_size),
+        column_blocks_(work_.column_blocks(args.state_size / kColumns)) {
     load_weights_for_h();
   }
 
   // sums: 2 * tiles * kSums.
   LLTM_INLINE void run(float* sums) {
     begin();
-    for (int32_t turn = 0; turn < args_.count; ++turn) {
+    for (int32_t turn = 0; turn < args_.launch_steps; ++turn) {
       float* const own = sums + turn % 2 * (tiles * args_.kSums);
       multiply(own, turn);
       machine_.sync_block();
-      CellForward<float> out[part_.kOwned];
+      CellForward<float> out[work_.kOwned];
 #pragma unroll
-      for (int i = 0; i < part_.kOwned; ++i) {
+      for (int i = 0; i < work_.kOwned; ++i) {
         out[i] = compute(own, i);
       }
       published_at_ = machine_.clock();
 #pragma unroll
-      for (int i = 0; i < part_.kOwned; ++i) {
-        if (part_.owned_row(i) < step_.rows) {
+      for (int i = 0; i < work_.kOwned; ++i) {
+        if (work_.owned_row(i) < step_.rows) {
           store(out[i], i);
         }
         load_products(next_, i);
@@ -59,25 +59,25 @@ class ForwardBlock {
  protected: // for variants among the benchmarks
   LLTM_INLINE void begin() {
 #pragma unroll
-    for (int i = 0; i < part_.kOwned; ++i) {
-      if (part_.owned_row(i) < args_.sequence.batch) {
+    for (int i = 0; i < work_.kOwned; ++i) {
+      if (work_.owned_row(i) < args_.sequence.batch) {
         cell_[i] = args_.cell[state_at(0, i)];
       }
     }
     before_ = args_.before;
-    step_ = args_.first;
+    step_ = args_.first_step;
     next_ = step_after(step_, 0);
     load_resets_of_lanes(step_);
 #pragma unroll
-    for (int i = 0; i < part_.kOwned; ++i) {
+    for (int i = 0; i < work_.kOwned; ++i) {
       load_products(step_, i);
     }
   }
 
   LLTM_INLINE void end() {
 #pragma unroll
-    for (int i = 0; i < part_.kOwned; ++i) {
-      if (part_.owned_row(i) < args_.sequence.batch) {
+    for (int i = 0; i < work_.kOwned; ++i) {
+      if (work_.owned_row(i) < args_.sequence.batch) {
         args_.cell[state_at(0, i)] = cell_[i];
       }
     }
@@ -89,10 +89,10 @@ class ForwardBlock {
       if (i < column_blocks_) {
 #pragma unroll
         for (int gate = 0; gate < 3; ++gate) {
-          load_weights(weights_[i][gate], part_, [&](int row, int column) {
+          load_weights(weights_[i][gate], work_, [&](int row, int column) {
             return args_.weight(
-                gate * args_.state_size + part_.first_unit + row,
-                kColumns * (part_.warp + i * kWarps) + column);
+                gate * args_.state_size + work_.first_unit + row,
+                kColumns * (work_.warp + i * kWarps) + column);
           });
         }
       }
@@ -102,17 +102,17 @@ class ForwardBlock {
   // The place of owned element i in a tensor of states, of which the rows
   // begin at first_row.
   LLTM_INLINE int64_t state_at(int64_t first_row, int i) const {
-    return (first_row + part_.owned_row(i)) * args_.state_size + part_.unit;
+    return (first_row + work_.owned_row(i)) * args_.state_size + work_.unit;
   }
 
   LLTM_INLINE scalar_t* products_of(Cursor step, int i) const {
-    const auto row = step.first_row - args_.products_row + part_.owned_row(i);
-    return args_.products + row * 3 * args_.state_size + part_.unit;
+    const auto row = step.first_row - args_.products_row + work_.owned_row(i);
+    return args_.products + row * 3 * args_.state_size + work_.unit;
   }
 
   // The step that this launch runs after that of a turn, or one without rows.
   LLTM_INLINE Cursor step_after(Cursor step, int32_t turn) const {
-    if (turn + 1 >= args_.count) {
+    if (turn + 1 >= args_.launch_steps) {
       return {0, 0, 0};
     }
     return args_.sequence.reverse ? step.before(args_.sequence)
@@ -123,7 +123,7 @@ class ForwardBlock {
   // zeros.
   LLTM_INLINE Source<scalar_t>
   source_of(int tile, const Cursor& step, const Cursor& before) const {
-    const auto row = part_.row_of_lane(tile);
+    const auto row = work_.row_of_lane(tile);
     if (row >= step.rows || resets_of_lane_[tile] != 0) {
       return {nullptr, false};
     }
@@ -131,14 +131,14 @@ class ForwardBlock {
     const scalar_t* const from =
         waits ? args_.output + before.first_row * args_.state_size : args_.h0;
     return {
-        from + int64_t(row) * args_.state_size + part_.first_column(), waits};
+        from + int64_t(row) * args_.state_size + work_.first_column(), waits};
   }
 
   // A line is 16 units of a row, so one of their threads asks for it.
   LLTM_INLINE void prefetch(Cursor step) const {
 #pragma unroll
-    for (int i = 0; i < part_.kOwned; ++i) {
-      if (part_.owned_row(i) < step.rows && part_.unit_of_block == 0) {
+    for (int i = 0; i < work_.kOwned; ++i) {
+      if (work_.owned_row(i) < step.rows && work_.unit_of_block == 0) {
         machine_.prefetch(args_.output + state_at(step.first_row, i));
 #pragma unroll
         for (int gate = 0; gate < 3; ++gate) {
@@ -158,20 +158,20 @@ class ForwardBlock {
   }
 
   LLTM_INLINE void load_reset_of_lane(Cursor step, int tile) {
-    const auto row = part_.row_of_lane(tile);
+    const auto row = work_.row_of_lane(tile);
     resets_of_lane_[tile] =
         row < step.rows ? args_.resets[step.first_row + row] : 0;
   }
 
   LLTM_INLINE void load_products(Cursor step, int i) {
-    if (part_.owned_row(i) < step.rows) {
+    if (work_.owned_row(i) < step.rows) {
       const scalar_t* const products = products_of(step, i);
 #pragma unroll
       for (int gate = 0; gate < 3; ++gate) {
         products_[i][gate] = products[gate * args_.state_size];
       }
       if (args_.resets != nullptr) {
-        resets_[i] = args_.resets[step.first_row + part_.owned_row(i)];
+        resets_[i] = args_.resets[step.first_row + work_.owned_row(i)];
       }
     }
   }
@@ -179,8 +179,8 @@ class ForwardBlock {
   // Finds where h of the step goes.
   LLTM_INLINE void find_places() {
 #pragma unroll
-    for (int i = 0; i < part_.kOwned; ++i) {
-      to_[i] = part_.owned_row(i) < step_.rows
+    for (int i = 0; i < work_.kOwned; ++i) {
+      to_[i] = work_.owned_row(i) < step_.rows
           ? args_.output + state_at(step_.first_row, i)
           : nullptr;
     }
@@ -216,8 +216,8 @@ class ForwardBlock {
       }
 #pragma unroll
       for (int gate = 0; gate < 3; ++gate) {
-        const int to = part_.sums_at(part_.tile_at(tile), part_.warp, 3, gate);
-        store_sums(sums + to, part_, products[0][gate], products[1][gate]);
+        const int to = work_.sums_at(work_.tile_at(tile), work_.warp, 3, gate);
+        store_sums(sums + to, work_, products[0][gate], products[1][gate]);
       }
     }
   }
@@ -228,7 +228,7 @@ class ForwardBlock {
       float sum[3];
 #pragma unroll
       for (int gate = 0; gate < 3; ++gate) {
-        sum[gate] = part_.total(sums, i, 3, gate) + products_[i][gate];
+        sum[gate] = work_.total(sums, i, 3, gate) + products_[i][gate];
       }
       const float old_cell = resets_[i] != 0 ? 0 : cell_[i];
       out = cell_forward<float>(sum[0], sum[1], sum[2], old_cell);
@@ -251,19 +251,19 @@ class ForwardBlock {
 
   const Machine& machine_;
   const Forward<scalar_t>& args_;
-  Part<tiles> part_;
+  ThreadWork<tiles> work_;
   const int column_blocks_;
   uint32_t weights_[kColumnBlocks][3][2][4] = {};
-  float cell_[Part<tiles>::kOwned] = {};
+  float cell_[ThreadWork<tiles>::kOwned] = {};
   Cursor before_; // the step that ran before, without rows if none did
   Cursor step_;
   Cursor next_;
   Cursor ahead_; // the step after the next
   uint32_t published_at_ = 0;
-  scalar_t* to_[Part<tiles>::kOwned] = {}; // where h goes, or null
+  scalar_t* to_[ThreadWork<tiles>::kOwned] = {}; // where h goes, or null
   // These are of the step until they are used, then of the next.
-  scalar_t products_[Part<tiles>::kOwned][3] = {};
-  uint8_t resets_[Part<tiles>::kOwned] = {};
+  scalar_t products_[ThreadWork<tiles>::kOwned][3] = {};
+  uint8_t resets_[ThreadWork<tiles>::kOwned] = {};
   uint8_t resets_of_lane_[tiles] = {};
 };
 

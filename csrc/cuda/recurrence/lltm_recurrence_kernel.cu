@@ -11,7 +11,7 @@ namespace lltm::recurrence {
 
 namespace {
 
-// An SM runs one block: a thread needs over 128 registers, so two do not fit.
+// An SM runs one block: two would need more registers than it has.
 template <int tiles, typename scalar_t>
 __global__ void __launch_bounds__(kThreads, 1)
     forward_kernel_device(const __grid_constant__ Forward<scalar_t> args) {

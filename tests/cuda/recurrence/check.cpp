@@ -315,8 +315,8 @@ class Run {
       std::copy_n(products_.get() + low * 3 * H_, gates.size(), gates.get());
       recurrence::Forward<scalar_t> args{};
       set_common(args);
-      args.count = end - begin;
-      args.first = far(cursors_[begin]);
+      args.launch_steps = end - begin;
+      args.first_step = far(cursors_[begin]);
       args.before = begin > 0 ? far(cursors_[begin - 1]) : Cursor{};
       args.h0 = h0_.get();
       args.cell = cell_.get();

@@ -156,7 +156,7 @@ REPLACED = {
         ("2 * tiles * args.kSums", "tiles * args.kSums"),
     ],
     ("test_the_largest_sequences_that_the_recurrence_takes", "csrc/cuda/recurrence/forward.h"): [
-        ("(part_.warp + i * kWarps) + column);", "(part_.warp + i % 3 * kWarps) + column);"),
+        ("(work_.warp + i * kWarps) + column);", "(work_.warp + i % 3 * kWarps) + column);"),
     ],
 }
 MUTANTS = [
