@@ -13,54 +13,6 @@
 // tests run all of this on the host.
 namespace lltm {
 
-// Tensors are contiguous.
-template <PointwiseDevice Device, bool write_gates>
-void launch_forward(
-    const at::Tensor& gates,
-    const at::Tensor& old_cell,
-    const at::Tensor& new_h,
-    const at::Tensor& new_cell) {
-  AT_DISPATCH_FLOATING_TYPES_AND2(
-      at::kHalf, at::kBFloat16, gates.scalar_type(), "lltm_forward_cuda", [&] {
-        launch_pointwise<Device>(
-            new_h.size(0),
-            new_h.size(1),
-            ForwardUnit<scalar_t, write_gates>{
-                .state_size = new_h.size(1),
-                .gates = gates.mutable_data_ptr<scalar_t>(),
-                .old_cell = old_cell.const_data_ptr<scalar_t>(),
-                .new_h = new_h.mutable_data_ptr<scalar_t>(),
-                .new_cell = new_cell.mutable_data_ptr<scalar_t>()});
-      });
-}
-
-// d_gates may be undefined.
-template <PointwiseDevice Device>
-void launch_backward(
-    const at::Tensor& grad_h,
-    const at::Tensor& grad_cell,
-    const at::Tensor& new_cell,
-    const at::Tensor& gates,
-    const at::Tensor& d_gates,
-    const at::Tensor& d_cell) {
-  AT_DISPATCH_FLOATING_TYPES_AND2(
-      at::kHalf, at::kBFloat16, gates.scalar_type(), "lltm_backward_cuda", [&] {
-        launch_pointwise<Device>(
-            new_cell.size(0),
-            new_cell.size(1),
-            BackwardUnit<scalar_t>{
-                .state_size = new_cell.size(1),
-                .grad_h = grad_h.const_data_ptr<scalar_t>(),
-                .grad_cell = grad_cell.const_data_ptr<scalar_t>(),
-                .new_cell = new_cell.const_data_ptr<scalar_t>(),
-                .gates = gates.const_data_ptr<scalar_t>(),
-                .d_gates = d_gates.defined()
-                    ? d_gates.mutable_data_ptr<scalar_t>()
-                    : nullptr,
-                .d_cell = d_cell.mutable_data_ptr<scalar_t>()});
-      });
-}
-
 template <PointwiseDevice Device, bool write_gates>
 ForwardWithGatesResult forward_impl(const ForwardArguments& a) {
   check_arguments(a);
@@ -70,8 +22,19 @@ ForwardWithGatesResult forward_impl(const ForwardArguments& a) {
   auto gates = pre_activations(a.input, a.weights, a.bias, a.old_h);
   auto new_h = at::empty({batch, state_size}, a.input.options());
   auto new_cell = at::empty({batch, state_size}, a.input.options());
-  launch_forward<Device, write_gates>(
-      gates, *a.old_cell.expect_contiguous(), new_h, new_cell);
+  const auto old_cell = a.old_cell.expect_contiguous();
+  AT_DISPATCH_FLOATING_TYPES_AND2(
+      at::kHalf, at::kBFloat16, gates.scalar_type(), "lltm_forward_cuda", [&] {
+        launch_pointwise<Device>(
+            batch,
+            state_size,
+            ForwardUnit<scalar_t, write_gates>{
+                .state_size = state_size,
+                .gates = gates.mutable_data_ptr<scalar_t>(),
+                .old_cell = old_cell->const_data_ptr<scalar_t>(),
+                .new_h = new_h.mutable_data_ptr<scalar_t>(),
+                .new_cell = new_cell.mutable_data_ptr<scalar_t>()});
+      });
   return {std::move(new_h), std::move(new_cell), std::move(gates)};
 }
 
@@ -88,13 +51,30 @@ BackwardResult backward_impl(const BackwardArguments& a) {
     d_gates = at::empty({batch, 3 * state_size}, a.input.options());
   }
   auto d_old_cell = at::empty({batch, state_size}, a.input.options());
-  launch_backward<Device>(
-      *a.grad_h.expect_contiguous(),
-      *a.grad_cell.expect_contiguous(),
-      *a.new_cell.expect_contiguous(),
-      *a.gates.expect_contiguous(),
-      d_gates,
-      d_old_cell);
+  const auto grad_h = a.grad_h.expect_contiguous();
+  const auto grad_cell = a.grad_cell.expect_contiguous();
+  const auto new_cell = a.new_cell.expect_contiguous();
+  const auto gates = a.gates.expect_contiguous();
+  AT_DISPATCH_FLOATING_TYPES_AND2(
+      at::kHalf,
+      at::kBFloat16,
+      a.gates.scalar_type(),
+      "lltm_backward_cuda",
+      [&] {
+        launch_pointwise<Device>(
+            batch,
+            state_size,
+            BackwardUnit<scalar_t>{
+                .state_size = state_size,
+                .grad_h = grad_h->const_data_ptr<scalar_t>(),
+                .grad_cell = grad_cell->const_data_ptr<scalar_t>(),
+                .new_cell = new_cell->const_data_ptr<scalar_t>(),
+                .gates = gates->const_data_ptr<scalar_t>(),
+                .d_gates = d_gates.defined()
+                    ? d_gates.mutable_data_ptr<scalar_t>()
+                    : nullptr,
+                .d_cell = d_old_cell.mutable_data_ptr<scalar_t>()});
+      });
   return pre_activations_backward(
       d_gates, d_old_cell, a.input, a.weights, a.old_h, a.output_mask);
 }

@@ -56,8 +56,7 @@ class BackwardSteps {
  private:
   bool run_recurrence(const at::Tensor& d_h0, const at::Tensor& d_c0) const {
     Device::fill_sentinel(d_gates_);
-    bool ran = false;
-    AT_DISPATCH_REDUCED_FLOATING_TYPES(
+    return AT_DISPATCH_REDUCED_FLOATING_TYPES(
         gates_.scalar_type(), "lltm_backward", [&] {
           recurrence::Backward<scalar_t> args{};
           set_common(args, *sequence_, weights_for_h_, resets_);
@@ -70,11 +69,10 @@ class BackwardSteps {
           args.d_gates = d_gates_.mutable_data_ptr<scalar_t>();
           args.d_h0 = d_h0.mutable_data_ptr<scalar_t>();
           args.d_c0 = d_c0.mutable_data_ptr<scalar_t>();
-          ran = count_launch(
+          return count_launch(
               Device::launch_recurrence(args, Device::stream()),
               "lltm::sequence_backward");
         });
-    return ran;
   }
 
   std::tuple<at::Tensor, at::Tensor> run_steps() const {
@@ -91,9 +89,7 @@ class BackwardSteps {
       Device::mm_out(d_h_of_step, of_step(d_gates_, *step), weights);
       next = &*step;
     }
-    if (resets_.defined()) {
-      run_pointwise({0, 0, 0}, next, d_h, d_cell);
-    }
+    run_pointwise({0, 0, 0}, next, d_h, d_cell); // the resets of the first step
     return {d_h.to(gates_.scalar_type()), d_cell.to(gates_.scalar_type())};
   }
 

@@ -61,27 +61,26 @@ class ForwardSteps {
     if (chunk.begin == 0) {
       Device::fill_sentinel(output_);
     }
-    bool ran = false;
-    AT_DISPATCH_REDUCED_FLOATING_TYPES(h0_.scalar_type(), "lltm_forward", [&] {
-      recurrence::Forward<scalar_t> args{};
-      set_common(args, *sequence_, weights_for_h_, resets_);
-      args.launch_steps = static_cast<int32_t>(chunk.end - chunk.begin);
-      args.first_step = cursor_of(steps_, chunk.begin, reverse_);
-      if (chunk.begin > 0) {
-        args.before = cursor_of(steps_, chunk.begin - 1, reverse_);
-      }
-      args.h0 = h0_.const_data_ptr<scalar_t>();
-      args.cell = cell_.mutable_data_ptr<float>();
-      args.products = products.mutable_data_ptr<scalar_t>();
-      args.products_row = chunk.first_row;
-      args.write_gates = write_gates;
-      args.output = output_.mutable_data_ptr<scalar_t>();
-      args.cells = cells_.mutable_data_ptr<scalar_t>();
-      ran = count_launch(
-          Device::launch_recurrence(args, Device::stream()),
-          "lltm::sequence_forward");
-    });
-    return ran;
+    return AT_DISPATCH_REDUCED_FLOATING_TYPES(
+        h0_.scalar_type(), "lltm_forward", [&] {
+          recurrence::Forward<scalar_t> args{};
+          set_common(args, *sequence_, weights_for_h_, resets_);
+          args.launch_steps = static_cast<int32_t>(chunk.end - chunk.begin);
+          args.first_step = cursor_of(steps_, chunk.begin, reverse_);
+          if (chunk.begin > 0) {
+            args.before = cursor_of(steps_, chunk.begin - 1, reverse_);
+          }
+          args.h0 = h0_.const_data_ptr<scalar_t>();
+          args.cell = cell_.mutable_data_ptr<float>();
+          args.products = products.mutable_data_ptr<scalar_t>();
+          args.products_row = chunk.first_row;
+          args.write_gates = write_gates;
+          args.output = output_.mutable_data_ptr<scalar_t>();
+          args.cells = cells_.mutable_data_ptr<scalar_t>();
+          return count_launch(
+              Device::launch_recurrence(args, Device::stream()),
+              "lltm::sequence_forward");
+        });
   }
 
   // Makes h_, and resets cell_, for the steps that run one by one from i on.

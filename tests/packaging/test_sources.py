@@ -16,6 +16,7 @@ PAIRS = "cpu/primitives/product_bfloat16.cpp"
 MOST = {
     "ops": (21, 2400),
     "cpu": (24, 3600),
+    "cuda": (17, 2310),
     "a step forward": (22, 2850),
     "a sequence forward": (29, 3960),
 }

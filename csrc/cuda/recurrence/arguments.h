@@ -89,13 +89,6 @@ struct Sequence {
   bool reverse;
   bool packed;
   int32_t lengths[kMostPackedBatch]; // only if packed
-
-  LLTM_INLINE int32_t length(int32_t sequence) const {
-    if (sequence >= batch) {
-      return 0;
-    }
-    return packed ? lengths[sequence] : steps;
-  }
 };
 
 // A step and its rows.
@@ -107,7 +100,7 @@ struct Cursor {
   LLTM_INLINE Cursor after(const Sequence& sequence) const {
     Cursor next{step + 1, rows, first_row + rows};
     while (sequence.packed && next.rows > 0 &&
-           sequence.length(next.rows - 1) <= next.step) {
+           sequence.lengths[next.rows - 1] <= next.step) {
       --next.rows;
     }
     return next;
@@ -116,7 +109,7 @@ struct Cursor {
   LLTM_INLINE Cursor before(const Sequence& sequence) const {
     Cursor next{step - 1, rows, first_row};
     while (sequence.packed && next.rows < sequence.batch &&
-           sequence.length(next.rows) > next.step) {
+           sequence.lengths[next.rows] > next.step) {
       ++next.rows;
     }
     next.first_row -= next.rows;

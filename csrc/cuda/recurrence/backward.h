@@ -251,12 +251,4 @@ class BackwardBlock {
   Factors factors_[ThreadWork<tiles>::kOwned] = {};
 };
 
-template <int tiles, typename scalar_t, typename Machine>
-LLTM_INLINE void run_backward(
-    const Machine& machine,
-    const Backward<scalar_t>& args,
-    float* shared) {
-  BackwardBlock<tiles, scalar_t, Machine>(machine, args).run(shared);
-}
-
 } // namespace lltm::recurrence

@@ -58,18 +58,15 @@ class ForwardBlock {
 
  protected: // for variants among the benchmarks
   LLTM_INLINE void begin() {
-#pragma unroll
-    for (int i = 0; i < work_.kOwned; ++i) {
-      if (work_.owned_row(i) < args_.sequence.batch) {
-        cell_[i] = args_.cell[state_at(0, i)];
-      }
-    }
     before_ = args_.before;
     step_ = args_.first_step;
     next_ = step_after(step_, 0);
     load_resets_of_lanes(step_);
 #pragma unroll
     for (int i = 0; i < work_.kOwned; ++i) {
+      if (work_.owned_row(i) < args_.sequence.batch) {
+        cell_[i] = args_.cell[state_at(0, i)];
+      }
       load_products(step_, i);
     }
   }
@@ -266,13 +263,5 @@ class ForwardBlock {
   uint8_t resets_[ThreadWork<tiles>::kOwned] = {};
   uint8_t resets_of_lane_[tiles] = {};
 };
-
-template <int tiles, typename scalar_t, typename Machine>
-LLTM_INLINE void run_forward(
-    const Machine& machine,
-    const Forward<scalar_t>& args,
-    float* shared) {
-  ForwardBlock<tiles, scalar_t, Machine>(machine, args).run(shared);
-}
 
 } // namespace lltm::recurrence

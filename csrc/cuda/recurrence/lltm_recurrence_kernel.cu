@@ -16,14 +16,14 @@ template <int tiles, typename scalar_t>
 __global__ void __launch_bounds__(kThreads, 1)
     forward_kernel_device(const __grid_constant__ Forward<scalar_t> args) {
   extern __shared__ __align__(16) float shared[];
-  run_forward<tiles>(GpuMachine(), args, shared);
+  ForwardBlock<tiles, scalar_t, GpuMachine>(GpuMachine(), args).run(shared);
 }
 
 template <int tiles, typename scalar_t>
 __global__ void __launch_bounds__(kThreads, 1)
     backward_kernel_device(const __grid_constant__ Backward<scalar_t> args) {
   extern __shared__ __align__(16) float shared[];
-  run_backward<tiles>(GpuMachine(), args, shared);
+  BackwardBlock<tiles, scalar_t, GpuMachine>(GpuMachine(), args).run(shared);
 }
 
 template <typename scalar_t>

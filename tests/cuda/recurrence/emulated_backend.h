@@ -60,7 +60,9 @@ void run_block(
 #ifdef LLTM_PIPELINED
   lltm::recurrence::run_pipelined_forward<tiles>(machine, args, shared);
 #else
-  lltm::recurrence::run_forward<tiles>(machine, args, shared);
+  lltm::recurrence::ForwardBlock<tiles, scalar_t, emulator::Machine>(
+      machine, args)
+      .run(shared);
 #endif
 }
 
@@ -69,7 +71,9 @@ void run_block(
     const emulator::Machine& machine,
     const lltm::recurrence::Backward<scalar_t>& args,
     float* shared) {
-  lltm::recurrence::run_backward<tiles>(machine, args, shared);
+  lltm::recurrence::BackwardBlock<tiles, scalar_t, emulator::Machine>(
+      machine, args)
+      .run(shared);
 }
 
 struct EmulatedGpu {

@@ -101,7 +101,7 @@ REPLACED = {
         ("d_gates == nullptr ? nullptr : d_gates + gate,", "d_gates + gate,"),
     ],
     ("test_backward", "csrc/cuda/lltm_impl.h"): [
-        (".grad_h = grad_h.const", ".grad_h = grad_cell.const"),
+        (".grad_h = grad_h->", ".grad_h = grad_cell->"),
     ],
     ("test_rows_that_a_step_has_not_are_not_reset", "csrc/cuda/lltm_pointwise.h"): [
         ("resets != nullptr && row < rows &&", "resets != nullptr &&"),
