@@ -8,7 +8,7 @@ from cell import SHAPES
 from figures import DOCUMENTED, Row, read
 
 PROCESSORS = ("xeon_amx", "zen4", "zen5")
-FOLDERS = ("xeon_amx", "xeon_amx_avx2", "zen4", "zen4_avx2", "zen5")
+FOLDERS = ("xeon_amx", "xeon_amx_avx2", "zen3", "zen4", "zen5")
 THREADS = ("1", "2")
 NO_TIMES = ("dtype", "threads", "shape", "length", "form", "what", "roof")
 # The rows of a table, by the titles of their columns.
