@@ -24,7 +24,7 @@ OPTIMISED = ["-O2"]
 WAITED_IN_VAIN = "waited in vain for another; with LLTM_CUDA_RECURRENCE=0"
 # Cases of check.cpp.
 SMALL = ["--units=64", "--blocks=16"]
-# Backward has all blocks of columns of a warp, which then look for words of three thirds.
+# Backward has so many columns that two warps have blocks in all three thirds.
 WIDE = ["--least-units=704", "--units=704"]
 LONG = ["--units=32", "--steps=90"]
 
@@ -85,7 +85,7 @@ MUTANTS = {
         "finish(machine_, sources[tile], 0);",
         OPTIMISED, ", not ", ("--seed=2", "--cases=1", *WIDE, "--blocks=44"),
     ),
-    "backward without the steps after the sixtieth": Fault(
+    "backward without the steps after the first 62": Fault(
         "if (turn + 1 >= args_.sequence.steps) {",
         "if (turn + 1 >= args_.sequence.steps || turn > 60) {",
         [], ", not ", ("--seed=15", "--cases=3", *LONG),

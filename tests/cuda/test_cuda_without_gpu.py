@@ -497,7 +497,7 @@ def test_instructions_of_the_recurrence():
 # In which file what is replaced by what, and what is said.
 WRONG_INSTRUCTIONS = {
     "float16 for bfloat16": ("gpu_machine.cuh", 'LLTM_MMA("bf16")', 'LLTM_MMA("f16")', "HMMA"),
-    "another neighbour": ("block.h", "shuffle_xor(own.x, 1)", "shuffle_xor(own.x, 2)", "0x2"),
+    "another neighbour": ("block.h", "shuffle_xor(own.x, 1)", "shuffle_xor(own.x, 2)", "'0x2'"),
     "no prefetch of h": (
         "forward.h", "machine_.prefetch(args_.output + state_at(step.first_row, i));", "", "CCTL",
     ),

@@ -143,19 +143,6 @@ def test_every_step_runs_to_its_end(gpu, monkeypatch, capsys):
     assert all(f"`--parts {' '.join(parts)}`" in DOCS for parts in calls)
 
 
-def test_a_library_that_is_there_is_not_built_again(gpu, monkeypatch, capsys):
-    pretend_to_have_a_gpu(monkeypatch)
-    monkeypatch.setattr(gpu, "is_built", lambda: True)
-    monkeypatch.setattr(sys, "argv", ["gpu.py", "--parts", "build"])
-    monkeypatch.setattr(gpu, "finish", None)
-    assert gpu.main() == 0
-    assert "the library that is there" in capsys.readouterr().out
-
-
-def test_there_is_no_library_for_a_gpu_where_there_is_none(gpu):
-    assert not gpu.is_built()
-
-
 def test_a_run_that_is_killed_leaves_an_archive(gpu, monkeypatch):
     pretend_to_have_a_gpu(monkeypatch)
     monkeypatch.setattr(sys, "argv", ["gpu.py", "--parts", "graphs", "checkers"])

@@ -212,7 +212,7 @@ class Gathered {
   }
 
   Words words_[kColumnBlocks];
-  int blocks_; // that exist, the same in all lanes of a warp
+  int blocks_; // from the first on; the same in all lanes of a warp
 };
 
 struct alignas(8) TwoSums {
