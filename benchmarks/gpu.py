@@ -188,7 +188,7 @@ def run(step: Step) -> bool:
 
 
 def write_archive() -> None:
-    """Of all that there is so far: a run that ends early leaves a whole one."""
+    """Packs all that there is so far, because a run may be ended before its last part."""
     new = shutil.make_archive(f"{OUTPUT}.new", "gztar", OUTPUT)
     Path(new).replace(f"{OUTPUT}.tar.gz")
 

@@ -39,7 +39,7 @@ class Fault(NamedTuple):
     run: tuple[str, ...] = ("--cases=10", *SMALL)
 
 
-# Of the kernel.
+# Faults of the kernel, by what is wrong.
 MUTANTS = {
     "sums of two steps in one place": Fault(
         """sums + turn % 2 * (tiles * args_.kSums);

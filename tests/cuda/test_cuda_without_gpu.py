@@ -507,7 +507,7 @@ WRONG_INSTRUCTIONS = {
 @needs_cuda_build
 @pytest.mark.parametrize("fault", WRONG_INSTRUCTIONS)
 def test_wrong_instructions_are_found(tmp_path, fault):
-    """Of which no result on the host tells. One kernel is compiled, with the fault."""
+    """The host cannot run them, so only the code shows them. One kernel is compiled."""
     name, old, new, said = WRONG_INSTRUCTIONS[fault]
     folder = tmp_path / "cuda" / "recurrence"
     shutil.copytree(ROOT / "csrc" / "cuda" / "recurrence", folder)
