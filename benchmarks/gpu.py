@@ -116,7 +116,7 @@ def steps_of(part: str) -> list[Step]:
             *((f"check_{n}_tiles", 20, [*large, f"--tiles={n}"]) for n in (1, 2, 4)),
         ],
         "first_call": [tested("first_call", test_cuda, 30, "-k", "first_call")],
-        "operators": [tested("operators", test_cuda, 165)],
+        "operators": [tested("operators", test_cuda, 200)],
         "times": [
             ("clocks", 5, ["nvidia-smi", "-q", "-d", "CLOCK"]),
             compiled("ablations", "benchmarks/ablations.cu"),
