@@ -30,7 +30,7 @@ LINTERS := ruff==0.17.5 mypy==2.4.1 clang-format==23.1.5
 
 CPP = $$(git ls-files 'csrc/*' 'benchmarks/*.cpp' 'benchmarks/*.cu' 'benchmarks/*.h' \
 	'tests/*.cpp' 'tests/*.h' 'tests/*.cuh' 'examples/*.cpp' 'examples/*.cu' 'examples/*.h')
-SOURCES := $(shell find csrc -type f) setup.py pyproject.toml lltm_ops/_extension.py
+SOURCES := $(shell find csrc -type f) setup.py pyproject.toml tools/build_extension.py
 PIP_INSTALL := tools/pip_install $(VENV)/bin/python
 # Ninja prints each command of the compiler when it has ended. This keeps its number and its file.
 COMPILED := sed -uE 's|^(\[[0-9]+/[0-9]+\]).* -c [^ ]*/(csrc/[^ ]+) .*|\1 \2|' | tools/when_silent compiling

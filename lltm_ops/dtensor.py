@@ -1,6 +1,6 @@
 """Lets the operators take DTensors: ``import lltm_ops.dtensor``, once, in a program that has some.
 
-It says which dimension of each tensor is the batch. ``import lltm_ops`` alone leaves this out, because
+It says which dimension of each tensor is the batch. ``import lltm_ops`` leaves this out, because
 torch.distributed.tensor takes half as long to import as torch.
 
 Rows of a batch are independent, so each process may compute its own. Weights and bias are then
@@ -49,6 +49,7 @@ def _shardings(
     op: OpOverload, batch_dim: int, *arguments: Any
 ) -> list[tuple[list[Placement], list[Placement]]]:
     """Returns placements of the results with the placements of the tensors that give them."""
+
     def sharded(name: str) -> Placement:
         of = name.removeprefix("d_")
         if of in _PARAMETERS:
