@@ -28,7 +28,7 @@ BENCH := cell sequence fresh_processes
 # Pinned, because a new version must not make a build fail.
 LINTERS := ruff==0.17.5 mypy==2.4.1 clang-format==23.1.5
 
-CPP = $$(git ls-files 'csrc/*' 'benchmarks/*.cpp' 'benchmarks/*.cu' 'benchmarks/*.h' \
+CPP = $$(git ls-files 'csrc/*' 'benchmarks/*.cpp' \
 	'tests/*.cpp' 'tests/*.h' 'tests/*.cuh' 'examples/*.cpp' 'examples/*.cu' 'examples/*.h')
 SOURCES := $(shell find csrc -type f) setup.py pyproject.toml lltm_ops/_extension.py
 PIP_INSTALL := tools/pip_install $(VENV)/bin/python

@@ -208,3 +208,17 @@ def test_the_picture_of_the_readme_is_of_the_measured_figures(monkeypatch, tmp_p
     plots.plot_glance(panels, tmp_path / "picture.png")
     for picture in (tmp_path / "picture.png", ROOT / "docs" / "images" / "how_fast.png"):
         assert Image.open(picture).text["Description"] == json.dumps(panels)
+
+
+def test_the_files_of_each_part_for_a_gpu_exist():
+    gpu = program(ROOT / "benchmarks" / "gpu.py")
+    parts = {part.name: part for part in gpu.PARTS}
+    for part in gpu.PARTS:
+        for file in re.findall(r"(?:benchmarks|csrc|tests)/[\w/]*(?:\.\w+)?", part.command):
+            assert (ROOT / file).exists(), (part.name, file)
+    # docs/cuda.md: what fits into one call of 600 s, and into two.
+    docs = " ".join((ROOT / "docs" / "cuda.md").read_text().split())
+    for calls in re.findall(r"`--parts ([\w ]+)`", docs):
+        assert sum(parts[name].seconds for name in calls.split()) <= 600
+    quick = list(itertools.takewhile(lambda part: part.name != "tests", gpu.PARTS))
+    assert sum(part.seconds for part in quick) <= 15 * 60
