@@ -1,6 +1,4 @@
-"""Draws a picture of each CSV file of figures: lengths, recurrence, sweep. Without files, draws
-those of the docs.
-"""
+"""Draws a picture of a CSV file of figures: lengths, recurrence. Without files, draws the docs'."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from figures import DOCUMENTED, Row
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-PLOTTED = ("zen5/lengths.csv", "zen4/sweep.csv", "h100/recurrence.csv")
+PLOTTED = ("zen5/lengths.csv", "h100/recurrence.csv")
 # The picture of the demo has the same colors.
 OURS, LSTM, GRU, PLAIN = "tab:red", "tab:blue", "slategrey", "burlywood"
 # A longer bar is cut here, and its number says how long it is.
@@ -60,10 +58,6 @@ PANELS = (
 )
 
 
-def counted(threads: str) -> str:
-    return f"{threads} thread{'s' if int(threads) > 1 else ''}"
-
-
 def plot_recurrence(rows: list[Row]) -> None:
     """Bars of microseconds a step; a panel for inference and one for training."""
     figure, axes = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
@@ -81,36 +75,6 @@ def plot_recurrence(rows: list[Row]) -> None:
         axis.set(title=what, ylabel="microseconds a step")
         axis.legend(fontsize=8)
     figure.suptitle(f"A sequence of {rows[0]['time']} steps, {dtype}")
-
-
-def plot_sweep(rows: list[Row]) -> None:
-    """A map of batch by state for each number of input features: eager's time over ours."""
-    from matplotlib.colors import TwoSlopeNorm
-
-    threads = rows[0]["threads"]
-    rows = [row for row in rows if row["threads"] == threads]
-    keys = ("batch", "input", "state")
-    batches, inputs, states = (sorted({int(row[key]) for row in rows}) for key in keys)
-    kinds = [key for key in rows[0] if key not in (*keys, "threads")]
-    ratios = {
-        (what, *(int(row[key]) for key in keys)): float(row[what]) for row in rows for what in kinds
-    }
-    figure, axes = plt.subplots(
-        len(kinds), len(inputs), figsize=(2.2 * len(inputs), 2.2 * len(kinds)),
-        squeeze=False, sharex=True, sharey=True, layout="constrained",
-    )  # fmt: skip
-    for line, what in enumerate(kinds):
-        for axis, size in zip(axes[line], inputs, strict=True):
-            values = [[ratios[what, batch, size, state] for state in states] for batch in batches]
-            norm = TwoSlopeNorm(1.0, 0.5, 4.0)
-            image = axis.imshow(values, origin="lower", cmap="RdYlGn", norm=norm, aspect="auto")
-            axis.set_xticks(range(len(states)), states, rotation=90, fontsize=7)
-            axis.set_yticks(range(len(batches)), batches, fontsize=7)
-            axis.set_title(f"{what}, input {size}", fontsize=7)
-        axes[line][0].set_ylabel("batch", fontsize=8)
-    figure.supxlabel("state", fontsize=8)
-    figure.colorbar(image, ax=axes, shrink=0.6, label="eager's time over ours", extend="max")
-    figure.suptitle(f"float32, {counted(threads)}", fontsize=9)
 
 
 def plot_lengths(rows: list[Row]) -> None:
@@ -178,7 +142,6 @@ def plot_glance(panels: dict[str, dict[str, float]], file: Path) -> None:
 PLOTS: dict[str, Any] = {
     "lengths": plot_lengths,
     "recurrence": plot_recurrence,
-    "sweep": plot_sweep,
 }
 
 
