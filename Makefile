@@ -82,7 +82,7 @@ demo: $(BUILT)  ## race nn.LSTM and nn.GRU in training, and run what was trained
 test: $(BUILT)  ## run the tests of the operators; TEST_ARGS for pytest
 	$(PYTEST) -m 'not slow' $(TEST_ARGS)
 
-bench: $(BUILT)  ## time cell and layer, and PyTorch's own; BENCH=lengths, memory, python_autograd or sweep; BENCH_ARGS=--help
+bench: $(BUILT)  ## time cell and layer, and PyTorch's own; BENCH=lengths, memory or python_autograd; BENCH_ARGS=--help
 	for program in $(BENCH); do $(PYTHON) benchmarks/$$program.py $(BENCH_ARGS) || exit; done
 
 ## Learn

@@ -8,7 +8,6 @@ from cell import SHAPES
 from figures import DOCUMENTED, Row, read
 
 FOLDERS = ("zen3", "zen5")
-THREADS = ("1", "2")
 NO_TIMES = ("dtype", "threads", "shape", "length", "form", "what", "roof")
 # The rows of a table, by the titles of their columns.
 Rows = Iterator[dict[str, str]]
@@ -69,20 +68,6 @@ def packed() -> Rows:
         yield {"batch": f"{row['form']}, {row['what']}", **ratios}
 
 
-def swept() -> Rows:
-    """How many of the figures of the sweep are below 1."""
-    for threads in THREADS:
-        rows = load("zen5", "sweep", threads=threads)
-        kinds = [*rows[0]][len(("threads", "batch", "input", "state")) :]
-        ratios = [float(row[what]) for row in rows for what in kinds]
-        yield {
-            "threads": threads,
-            "below 1": f"{sum(ratio < 1 for ratio in ratios)} of {len(ratios)}",
-            "below 0.95": str(sum(ratio < 0.95 for ratio in ratios)),
-            "the lowest": f"{min(ratios):.2f}",
-        }
-
-
 def autograd() -> Rows:
     """Microseconds of a short call by where its autograd is."""
     rows = load("zen5", "autograd")
@@ -99,5 +84,5 @@ def markdown(rows: Rows) -> str:
 
 
 if __name__ == "__main__":
-    for table in (front_page(), summary(), packed(), swept(), autograd()):
+    for table in (front_page(), summary(), packed(), autograd()):
         print(markdown(table), end="\n\n")
