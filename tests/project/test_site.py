@@ -18,7 +18,7 @@ DOCS = ROOT / "docs"
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The folder of the site. Links between pages are checked while it is built."""
+    """The folder of the site."""
     folder = tmp_path_factory.mktemp("site")
     options = ["--fail-on-warning", "--keep-going", "--nitpicky", "--quiet"]
     printed(sys.executable, "-m", "sphinx", *options, DOCS, folder)
