@@ -35,7 +35,7 @@ PARTS = {
     "benchmark": "what may be said of the cell, and of layers in float32",
     "checkers": "whether the kernels access memory as they must, as compute-sanitizer sees it",
     "tests": "whether all other tests pass on a GPU",
-    "book": "whether what make new writes, and two chapters of the book, work on a GPU",
+    "learn": "whether the packages and chapters of learn work on a GPU",
     "shapes": "whether a cell of few rows becomes one kernel, and which sequences the recurrence "
     "should take",
 }
@@ -61,24 +61,6 @@ def timed(name: str, seconds: int, script: str, options: str) -> Step:
 def tested(name: str, file: Path, seconds: int, *options: str) -> Step:
     pytest = [sys.executable, "-m", "pytest", "-v", "-o", "faulthandler_timeout=60", *options]
     return name, seconds, [*pytest, str(file)]
-
-
-def chapter(number: int) -> Step:
-    """Its tests, of which those for a GPU are skipped elsewhere."""
-    program = str(ROOT / "examples" / "book" / "run.py")
-    return f"chapter_{number}", 150, [sys.executable, program, str(number)]
-
-
-def template(abi: str, variables: list[str]) -> Step:
-    """What make new writes, built and tested."""
-    folder = OUTPUT.parent / f"gpu_{abi}"
-    program = ROOT / "examples" / "new_package.py"
-    script = f"""rm -rf {folder}
-{sys.executable} {program} --name=gpu_ops --abi={abi} --output={folder}
-cd {folder}
-{sys.executable} setup.py build_ext --inplace
-{sys.executable} -m pytest -v"""
-    return f"template_{abi}", 150, ["env", *variables, "bash", "-ec", script]
 
 
 def files_of_tests() -> list[Path]:
@@ -143,10 +125,7 @@ def steps_of(part: str) -> list[Step]:
             for tool in ("memcheck", "racecheck", "synccheck")
         ],
         "tests": [tested(file.stem, file, 300, "-k", "cuda") for file in files_of_tests()],
-        "book": [
-            *(template(abi, [arch]) for abi in ("torch", "stable")),
-            *(chapter(number) for number in (10, 11)),
-        ],
+        "learn": [tested("learn", ROOT / "learn", 600, "-m", "gpu")],
         "shapes": [
             timed("few_rows", 120, "few_rows.py", "--rounds 2"),
             timed("short", 60, "recurrence.py", "--dtypes bfloat16 --times 3 8 32 128 --sizes 512"),
@@ -212,7 +191,7 @@ def main() -> int:
     passed = True
     for part in args.parts:
         print(f"{part} decides {PARTS[part]}.", flush=True)
-        with ThreadPoolExecutor(3 if part in ("tests", "book") else 1) as pool:
+        with ThreadPoolExecutor(3 if part == "tests" else 1) as pool:
             ok = all(list(pool.map(run, steps_of(part))))
         passed = passed and ok
         write_archive()

@@ -91,14 +91,6 @@ def swept() -> Rows:
             }
 
 
-def autograd() -> Rows:
-    """Microseconds of a short call by where its autograd is."""
-    rows = load("zen5", "autograd")
-    for name in [*rows[0]][1:]:
-        times = {row["what"]: row[name] and f"{float(row[name]):.0f}" for row in rows}
-        yield {"": name, **times}
-
-
 def markdown(rows: Rows) -> str:
     first, *others = rows
     lines = [[*first], *([*row.values()] for row in (first, *others))]
@@ -107,5 +99,5 @@ def markdown(rows: Rows) -> str:
 
 
 if __name__ == "__main__":
-    for table in (front_page(), summary(), packed(), swept(), autograd()):
+    for table in (front_page(), summary(), packed(), swept()):
         print(markdown(table), end="\n\n")

@@ -1,7 +1,7 @@
-"""Starts a package of operators: copies the one of the book's last chapter under another name.
+"""Starts a package of operators: copies the one in template/ under another name.
 
-`make new NAME=my_ops OUTPUT=../my_ops` runs this. docs/start_your_own.md says which ABI to choose,
-and what to change then; docs/release_your_own.md has the other choices.
+start_your_own.md says which ABI to choose, and what to change then; release_your_own.md has the
+other choices.
 """
 
 import argparse
@@ -16,9 +16,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+LEARN = Path(__file__).resolve().parent
+ROOT = LEARN.parent
 # What all packages have is in both, and a folder for each choice has the rest.
-TEMPLATE = ROOT / "examples" / "book" / "13_package"
+TEMPLATE = LEARN / "template"
 TEMPLATE_NAME = "my_ops"
 TEMPLATE_AUTHOR = '"Your Name"'
 # The first of each is the default.
@@ -158,24 +159,22 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--name", default="", help="of package and namespace")
-    parser.add_argument("--output", default="", help="a new folder; ../NAME unless given")
+    parser.add_argument("--name", required=True, help="of package and namespace")
+    parser.add_argument("--output", help="a new folder; ../NAME unless given")
     for choice, values in CHOICES.items():
         parser.add_argument(f"--{choice}", choices=values, default=values[0])
-    parser.add_argument("--author", default="", help="git's user.name unless given")
+    parser.add_argument("--author", help="git's user.name unless given")
     options = parser.parse_args(arguments)
     name = options.name
-    if not name:
-        parser.exit(2, "error: NAME is missing: make new NAME=my_ops OUTPUT=../my_ops\n")
     if reason := why_not(name):
-        parser.exit(2, f"error: NAME={name} cannot be the name of a package: {reason}\n")
+        parser.error(f"--name={name} cannot be the name of a package: {reason}")
     given = options.output or f"../{name}"
     output = Path(given).expanduser().resolve()
     signed = options.author or author()
     try:
         create(name, output, options.abi, options.build, options.kernel, signed)
     except (OSError, ValueError) as error:
-        parser.exit(2, f"error: OUTPUT={given} cannot be written: {error}\n")
+        parser.error(f"--output={given} cannot be written: {error}")
     if shutil.which("git"):
         subprocess.run(["git", "init", "--quiet", output], check=True)
     said = (
@@ -185,7 +184,7 @@ def main(arguments: list[str] | None = None) -> None:
         f"  cd {shlex.quote(given)}\n"
         "  python -m pip install --no-build-isolation -e .\n"
         "  python -m pytest\n\n"
-        "docs/start_your_own.md says what to change first."
+        "learn/start_your_own.md says what to change first."
     )
     print(changed(said, options.build))
     if signed is None:

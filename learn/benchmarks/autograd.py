@@ -1,26 +1,20 @@
 """What autograd in Python costs a short call, compared with autograd in C++.
 
-A library on the stable ABI has its autograd in Python. This times the LLTM's cell, 1 row of 32
-features and 128 units, as the book has it: with autograd in C++ in chapter 9, and on the stable ABI
-in chapter 12, where two other kinds of autograd are put over the same operators. Microseconds of a
-call without gradients, of one that records them, and with backward. Writes autograd.csv.
+A library on the stable ABI has its autograd in Python. This times the LLTM's cell as the book has
+it: with autograd in C++ in chapter 9, and on the stable ABI in chapter 12, where two other kinds of
+autograd are put over the same operators. Prints the table of chapter 12, in microseconds.
 """
 
-from __future__ import annotations
-
+import argparse
 import json
-import os
-import statistics
-import sys
 from collections.abc import Callable
 from typing import Any
 
-import timing
 import torch
-from book import BOOK, ROOT, load
 from torch import Tensor
+from turns import BOOK, microseconds, take_turns
 
-ROWS, FEATURES, UNITS = 1, 32, 128
+SHAPE = 1, 32, 128  # batch, input_features, state_size
 ALONE = "no autograd"
 
 
@@ -45,91 +39,61 @@ class WithContext(torch.autograd.Function):
     backward = staticmethod(backward)
 
 
-def in_cpp() -> Callable[..., Any]:
-    return load(BOOK / "09_kernel" / "lltm.py").forward
-
-
-def stable() -> Callable[..., Any]:
-    return load(BOOK / "12_stable_abi" / "lltm.py").forward
-
-
-def operator() -> Callable[..., Any]:
-    stable()
-    return torch.ops.lltm_stable.forward
-
-
-def with_context() -> Callable[..., Any]:
-    stable()
-    return WithContext.apply
-
-
 def registered() -> Callable[..., Any]:
-    stable()
     torch.library.register_autograd("lltm_stable::forward", backward, setup_context=save)
     return torch.ops.lltm_stable.forward
 
 
-# Each in a process of its own: what is registered would be in the way of the others.
-CONTENDERS = {
-    "autograd in C++": in_cpp,
-    ALONE: operator,
-    "a Function with ctx in forward": with_context,
-    "a Function with setup_context": stable,
-    "register_autograd": registered,
+# The chapter, and what makes the function once `import lltm` has loaded its library.
+CONTENDERS: dict[str, tuple[str, Callable[[Any], Callable[..., Any]]]] = {
+    "autograd in C++": ("09_kernel", lambda lltm: lltm.forward),
+    ALONE: ("12_stable_abi", lambda lltm: lltm.ops.forward),
+    "a Function with ctx in forward": ("12_stable_abi", lambda lltm: WithContext.apply),
+    "a Function with setup_context": ("12_stable_abi", lambda lltm: lltm.forward),
+    "register_autograd": ("12_stable_abi", lambda lltm: registered()),
 }
 
 
 def work(name: str) -> dict[str, float]:
     """Microseconds of one contender."""
+    import lltm
+    from sample import reference, sample_inputs
+
     torch.set_num_threads(1)
-    sys.path.insert(0, str(BOOK))
-    from sample import reference
-
-    call = CONTENDERS[name]()
-    shapes = [(ROWS, FEATURES), (3 * UNITS, UNITS + FEATURES), (3 * UNITS,), *[(ROWS, UNITS)] * 2]
-    inputs = [torch.randn(shape) / 10 for shape in shapes]
+    call = CONTENDERS[name][1](lltm)
+    inputs = sample_inputs(*SHAPE, dtype=torch.float32)
     parameters = [tensor.requires_grad_() for tensor in inputs[1:3]]
-    grad = torch.randn(ROWS, UNITS)
-
-    def forward(step: Callable[..., Any] = call) -> Any:
-        return step(*inputs)
+    grad = torch.ones_like(inputs[-1])
 
     def train(step: Callable[..., Any] = call) -> Any:
         return torch.autograd.grad(step(*inputs)[0], parameters, grad)
 
     with torch.no_grad():
-        times = timing.medians({"without gradients": forward}, 1)
+        times = {"without gradients": microseconds(lambda: call(*inputs))}
     if name != ALONE:
         torch.testing.assert_close(train(), train(reference))
-        for what, function in ("forward, recording", forward), ("forward and backward", train):
-            times |= timing.medians({what: function}, 1)
+        times["forward, recording"] = microseconds(lambda: call(*inputs))
+        times["forward and backward"] = microseconds(train)
     return times
 
 
 def main() -> None:
-    # They load the package, whose operators have the names of chapter 9's.
-    import figures
-    from contest import options, show
-
-    args = options(__doc__.splitlines()[0]).parse_args()
-    env = os.environ | {"TORCH_EXTENSIONS_DIR": str(ROOT / "build" / "book" / "autograd")}
-    turns = [
-        {name: timing.in_a_process(__file__, name, env=env) for name in CONTENDERS}
-        for _ in range(args.rounds)
-    ]
-    rows = []
-    for what in turns[0]["register_autograd"]:
-        row: dict[str, Any] = {"what": what}
-        for name in CONTENDERS:
-            times = [turn[name][what] for turn in turns if what in turn[name]]
-            row[name] = statistics.median(times) if times else ""
-        show(row)
-        rows.append(row)
-    figures.write(args.output / "autograd.csv", figures.describe(rounds=args.rounds), rows)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--work", choices=CONTENDERS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.work:
+        print(json.dumps(work(options.work)))
+        return
+    folders = {name: BOOK / chapter for name, (chapter, _) in CONTENDERS.items()}
+    times = take_turns(__file__, folders, options.rounds)
+    columns = times["register_autograd"]
+    lines = [["", *columns], ["---"] * (1 + len(columns))]
+    for name, row in times.items():
+        lines.append([name, *(f"{row[what]:.0f}" if what in row else "" for what in columns)])
+    for line in lines:
+        print(f"| {' | '.join(line)} |")
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--work"]:
-        print(json.dumps(work(sys.argv[2])))
-    else:
-        main()
+    main()

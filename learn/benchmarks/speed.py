@@ -1,87 +1,49 @@
-"""Times the chapters of the book and the package, and draws the book's pictures.
-
-Each chapter registers the same operators, so each runs in a process of its own. They take turns.
-"""
+"""Times the chapters of the book and the package, and draws the book's pictures."""
 
 import argparse
-import importlib.util
 import json
-import os
-import statistics
-import sys
 from pathlib import Path
 
-import timing
 import torch
-from torch.utils.benchmark import Timer
-from tqdm import tqdm
+from turns import BOOK, microseconds, run, take_turns
 
-ROOT = Path(__file__).resolve().parent.parent
-BOOK = ROOT / "examples" / "book"
-PICTURES = ROOT / "docs" / "images" / "book"
+PICTURES = BOOK / "images"
 # batch, input_features, state_size
 SHAPES = {"16 x 32 x 128": (16, 32, 128), "64 x 256 x 512": (64, 256, 512)}
 PACKAGE = "lltm_ops"
 ROUNDS = 5
-
-
-def contenders() -> dict[str, Path]:
-    """Labels of the bars, with the folder that has the code."""
-    chapters = {path.parent.name: path.parent for path in sorted(BOOK.glob("0*/lltm.py"))}
-    return {name.replace("_", " "): folder for name, folder in chapters.items()}
-
-
-def load(path: Path) -> object:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+# Labels of the bars, with the folder that has the code.
+CONTENDERS: dict[str, Path | None] = {
+    path.name.replace("_", " "): path for path in sorted(BOOK.glob("0*"))
+} | {PACKAGE: None}
 
 
 def work(name: str) -> dict[str, float]:
-    """Microseconds of one contender, on one thread."""
+    """Microseconds of one contender."""
     if name == PACKAGE:
         import lltm_ops as code
     else:
-        sys.path.insert(0, str(BOOK))
-        code = load(contenders()[name] / "lltm.py")
+        import lltm as code
+    from sample import sample_inputs
+
+    torch.set_num_threads(1)
     times = {}
-    for label, (batch, input_features, state_size) in SHAPES.items():
-        features = state_size + input_features
-        shapes = [(batch, input_features), (3 * state_size, features), (3 * state_size,)]
-        inputs = [torch.randn(shape) / 10 for shape in [*shapes, *[(batch, state_size)] * 2]]
+    for label, shape in SHAPES.items():
+        inputs = sample_inputs(*shape, dtype=torch.float32)
 
         def inference(inputs: list[torch.Tensor] = inputs) -> None:
             with torch.no_grad():
                 code.forward(*inputs)
 
         leaves = [tensor.clone().requires_grad_() for tensor in inputs]
-        ones = torch.ones(batch, state_size)
+        ones = torch.ones_like(inputs[-1])
 
         def training(leaves: list[torch.Tensor] = leaves, ones: torch.Tensor = ones) -> None:
             torch.autograd.grad(code.forward(*leaves), leaves, (ones, ones))
 
         for what in (inference, training):
-            timer = Timer("f()", globals={"f": what}, num_threads=1)
-            median = timer.blocked_autorange(min_run_time=0.3).median
-            times[f"{label}, {what.__name__}"] = median * 1e6
+            times[f"{label}, {what.__name__}"] = microseconds(what)
     return times
-
-
-def take_turns() -> dict[str, dict[str, float]]:
-    """Medians over rounds of each contender's times."""
-    names = [*contenders(), PACKAGE]
-    all_times: dict[str, list[dict[str, float]]] = {name: [] for name in names}
-    for _, name in tqdm([(k, name) for k in range(ROUNDS) for name in names]):
-        # A folder each: in one folder, chapters would replace one another's library.
-        folder = {"TORCH_EXTENSIONS_DIR": str(ROOT / "build/book" / name)}
-        env = os.environ | {"PYTHONPATH": str(ROOT)} | folder
-        all_times[name].append(timing.in_a_process(__file__, name, env=env))
-    return {
-        name: {what: statistics.median(t[what] for t in times) for what in times[0]}
-        for name, times in all_times.items()
-    }
 
 
 def draw_speed(times: dict[str, dict[str, float]]) -> None:
@@ -123,14 +85,11 @@ def main() -> None:
     if options.work:
         print(json.dumps(work(options.work)))
         return
-    torch.set_num_threads(1)
-    os.environ["TORCH_EXTENSIONS_DIR"] = str(ROOT / "build" / "book" / "09 kernel")
-    times = take_turns()
-    PICTURES.mkdir(parents=True, exist_ok=True)
+    times = take_turns(__file__, CONTENDERS, ROUNDS)
     (PICTURES / "speed.json").write_text(json.dumps(times, indent=1) + "\n")
     draw_speed(times)
-    sys.path.insert(0, str(BOOK))
-    draw_steps(load(BOOK / "09_kernel" / "lltm.py").time_steps())
+    code = "import json, lltm; print(json.dumps(lltm.time_steps()))"
+    draw_steps(json.loads(run(BOOK / "09_kernel", "-c", code).stdout.splitlines()[-1]))
     for name, row in times.items():
         print(f"{name:14}", *(f"{what} {value:9.1f} us" for what, value in row.items()))
 

@@ -6,26 +6,28 @@ from importlib.util import find_spec
 import pytest
 from common import ROOT, blocks, program
 
-book = program(ROOT / "examples" / "book" / "run.py")
+book = program(ROOT / "learn" / "book" / "run.py")
 
-PAGES = sorted((ROOT / "docs" / "book").glob("[01]*.md"))
-each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-# make test-all installs the extra.
-NEEDS = {
-    "11_triton": pytest.mark.skipif(find_spec("triton") is None, reason="needs the extra book")
+PAGES = [folder / "README.md" for folder in sorted(book.BOOK.glob("[01]*"))]
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
+MARKS = {
+    "10_cuda": [pytest.mark.gpu],
+    "11_triton": [
+        pytest.mark.gpu,
+        pytest.mark.skipif(find_spec("triton") is None, reason="needs triton"),
+    ],
 }
 each_chapter = pytest.mark.parametrize(
     "number",
     [
-        pytest.param(number, id=folder.name, marks=NEEDS.get(folder.name, ()))
+        pytest.param(number, id=folder.name, marks=MARKS.get(folder.name, ()))
         for number, folder in enumerate(book.CHAPTERS)
     ],
 )
 
 
-def compiles(test):
-    """Slow, and one after the other: chapters share what was compiled."""
-    return pytest.mark.slow(pytest.mark.xdist_group("book")(test))
+# One after the other: chapters share what was compiled.
+compiles = pytest.mark.xdist_group("book")
 
 
 @compiles
@@ -68,11 +70,12 @@ def test_the_other_ways_to_build():
 
 @each_page
 def test_code_of_the_page_is_that_of_the_program(page):
-    """The page may leave lines out, where three dots say so. A box has code of chapter 12."""
+    """The page may leave lines out, where three dots say so. Its end has code of chapter 12."""
+    folders = [page.parent, book.BOOK / "12_stable_abi", ROOT / "learn" / "template"]
     files = [
         path.read_text()
-        for chapter in (page.stem, "12_stable_abi")
-        for path in (ROOT / "examples" / "book" / chapter).rglob("*")
+        for folder in folders
+        for path in folder.rglob("*")
         if path.suffix in {".py", ".cpp", ".h", ".cu", ".toml", ".txt", ".yml"}
     ]
     quoted = [block for language in ("python", "cpp", "toml") for block in blocks(page, language)]
@@ -82,12 +85,7 @@ def test_code_of_the_page_is_that_of_the_program(page):
             assert any(part.strip("\n") in text for text in files), part
 
 
-def test_every_chapter_has_a_page_and_a_program():
-    folders = {path.name for path in (ROOT / "examples" / "book").glob("[01]*")}
-    assert {page.stem for page in PAGES} == folders
-
-
-@pytest.mark.parametrize("page", [*PAGES, PAGES[0].parent / "index.md"], ids=lambda page: page.stem)
+@each_page
 def test_page_is_short(page):
     assert len(page.read_text().split()) <= 1000
 

@@ -1,5 +1,5 @@
-"""make new: what it writes is built, tested and packed as its user does it, with each choice of
-ABI, build and kernels. The templates' own tests say that the operators are right."""
+"""new_package.py: what it writes is built, tested and packed as its user does it, with each choice
+of ABI, build and kernels. The templates' own tests say that the operators are right."""
 
 import os
 import platform
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from common import CXX, HAS_TORCHSCRIPT, OF_MAKE, ROOT, blocks, printed, program, run_python
+from common import CXX, HAS_TORCHSCRIPT, ROOT, blocks, printed, program, run_python
 from torch.utils.cpp_extension import CUDA_HOME
 
 NAME = "gated_layers"
@@ -26,7 +26,7 @@ AUTHOR = 'Ada "Countess" Lövelace'
 
 
 class Form(NamedTuple):
-    """What make new lets its user choose."""
+    """What new_package.py lets its user choose."""
 
     abi: str = "stable"
     build: str = "setuptools"
@@ -39,7 +39,8 @@ class Form(NamedTuple):
         return ["_C", *[f"_C_cuda{CUDA}"] * bool(CUDA and CUDA_HOME and self.kernel == "cuda")]
 
 
-CHOICES = program(ROOT / "examples" / "new_package.py").CHOICES
+LEARN = ROOT / "learn"
+CHOICES = program(LEARN / "new_package.py").CHOICES
 FORMS = [Form(*choices) for choices in product(*CHOICES.values())]
 each_abi = pytest.mark.parametrize("abi", CHOICES["abi"])
 each_form = pytest.mark.parametrize("form", FORMS, ids="-".join)
@@ -47,27 +48,13 @@ each_form = pytest.mark.parametrize("form", FORMS, ids="-".join)
 
 @pytest.fixture
 def new_package():
-    """examples/new_package.py as a module of its own for each test."""
-    return program(ROOT / "examples" / "new_package.py")
-
-
-compiles = pytest.mark.slow
+    """A module of its own for each test."""
+    return program(LEARN / "new_package.py")
 
 
 def environment(**variables):
     """That of this process, but for what points to this project."""
-    ours = ("PYTHONPATH", *OF_MAKE, "NAME", "OUTPUT", "ABI", "BUILD", "KERNEL")
-    return {k: v for k, v in os.environ.items() if k not in ours} | variables
-
-
-def make_new(*arguments, **variables):
-    return subprocess.run(
-        ["make", "--no-print-directory", "new", f"BASE_PYTHON={sys.executable}", *arguments],
-        cwd=ROOT,
-        env=environment(**variables),
-        capture_output=True,
-        text=True,
-    )
+    return {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | variables
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +68,9 @@ def shell(tmp_path_factory):
     pip = folder / "bin" / "pip"
     pip.write_text('#!/bin/sh\nexec python -m pip "$@"\n')
     pip.chmod(0o755)
-    path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    # pip puts ninja and cmake beside python.
+    places = [str(folder / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]
+    path = os.pathsep.join(places)
 
     def run(script, cwd):
         return printed("sh", "-ec", script, cwd=cwd, env=environment(PATH=path))
@@ -92,7 +81,8 @@ def shell(tmp_path_factory):
 def grouped(form):
     """The tests of a form run one after the other: they share the package that was built."""
     name = "-".join(form)
-    return pytest.param(form, id=name, marks=pytest.mark.xdist_group(name))
+    marks = [pytest.mark.xdist_group(name), *[pytest.mark.smoke] * (form == Form())]
+    return pytest.param(form, id=name, marks=marks)
 
 
 @pytest.fixture(scope="module", params=map(grouped, FORMS))
@@ -100,24 +90,22 @@ def form(request):
     needed = {"cmake": "scikit_build_core", "triton": "triton"}
     for choice in request.param:
         if choice in needed:
-            pytest.importorskip(needed[choice], reason="needs the extra book")
+            pytest.importorskip(needed[choice], reason="learn/requirements.txt has it")
     return request.param
 
 
 @pytest.fixture(scope="module")
 def made(form, tmp_path_factory):
-    """Folder of a package that make new wrote, and what it printed."""
+    """Folder of a package that new_package.py wrote, and what it printed."""
     output = tmp_path_factory.mktemp("made with") / NAME
-    arguments = [f"NAME={NAME}", f"OUTPUT={output}", f"AUTHOR={AUTHOR}"]
-    chosen = zip(("ABI", "BUILD", "KERNEL"), form, Form(), strict=True)
-    result = make_new(*arguments, *[f"{name}={v}" for name, v, default in chosen if v != default])
-    assert result.returncode == 0, result.stderr
-    return output, result.stdout
+    arguments = [f"--name={NAME}", f"--output={output}", f"--author={AUTHOR}"]
+    arguments += [f"--{choice}={value}" for choice, value in zip(CHOICES, form, strict=True)]
+    return output, printed(sys.executable, LEARN / "new_package.py", *arguments)
 
 
 @pytest.fixture(scope="module")
 def built(made, shell, tmp_path_factory):
-    """The folder after the commands that make new printed, and what these printed."""
+    """The folder after the commands that new_package.py printed, and what these printed."""
     output, said = made
     commands = re.findall("^  (.+)$", said, re.MULTILINE)
     return output, commands, shell("\n".join(commands), tmp_path_factory.getbasetemp())
@@ -137,7 +125,7 @@ def python(code, folder, *paths, executable=sys.executable):
     return run_python(code, folder, variables, executable)
 
 
-@compiles
+@pytest.mark.gpu
 def test_the_printed_commands_build_it_and_its_tests_pass(built):
     output, commands, said = built
     assert commands == [
@@ -147,9 +135,9 @@ def test_the_printed_commands_build_it_and_its_tests_pass(built):
     ]
     assert re.search(r"\d+ passed", said) and "failed" not in said
     assert blocks(output / "README.md", "sh") == ["\n".join(commands[1:]) + "\n"]
-    begin = ["make new NAME=my_ops OUTPUT=../my_ops", "cd ../my_ops", *commands[1:]]
-    shown = [block.splitlines() for block in blocks(ROOT / "docs" / "start_your_own.md", "sh")]
-    assert shown == [begin]
+    begin = "python3 learn/new_package.py --name=my_ops --output=../my_ops"
+    shown = [block.splitlines() for block in blocks(LEARN / "start_your_own.md", "sh")]
+    assert shown == [[begin, "cd ../my_ops", *commands[1:]]]
     assert (output / ".git").is_dir() == (shutil.which("git") is not None)
 
 
@@ -164,13 +152,11 @@ print({NAME}.__file__)
 """
 
 
-@compiles
 def test_is_imported_in_another_folder(built, shell, tmp_path):
     imported = shell(f"python -W ignore -c 'import {NAME}; print({NAME}.__file__)'", tmp_path)
     assert imported == f"{built[0] / NAME}/__init__.py\n"
 
 
-@compiles
 def test_wheel_works_where_nothing_else_is(form, wheel, tmp_path):
     stable = form.abi == "stable"
     use = USE.replace("torch.jit.script, ", "") if stable else USE
@@ -203,13 +189,12 @@ def test_wheel_works_where_nothing_else_is(form, wheel, tmp_path):
         assert result == (0, f"{tmp_path}/installed/{NAME}/__init__.py\n"), executable
 
 
-@compiles
 def test_commands_of_a_release(form, built, shell):
     if form.abi == "torch":
         pytest.skip("torch-abi-audit refuses it")
     for tool in ("auditwheel", "abi3audit", "torch_abi_audit", "twine"):
-        pytest.importorskip(tool, reason="needs the extra book")
-    commands, upload = blocks(ROOT / "docs" / "release_your_own.md", "sh")
+        pytest.importorskip(tool, reason="learn/requirements.txt has it")
+    commands, upload = blocks(LEARN / "release_your_own.md", "sh")
     assert upload == "twine upload dist/*\n"
     said = shell(commands.replace("my_ops", NAME), built[0])
     assert "PASSED" in said and "STABLE" in said
@@ -217,7 +202,6 @@ def test_commands_of_a_release(form, built, shell):
     assert "-manylinux_2_" in wheel.name
 
 
-@compiles
 def test_libraries_ask_for_no_python_and_no_openmp_of_their_own(form, built):
     for name in form.libraries:
         library = built[0] / NAME / f"{name}.abi3.so"
@@ -233,7 +217,6 @@ def test_libraries_ask_for_no_python_and_no_openmp_of_their_own(form, built):
         assert "runpath: [$ORIGIN/../torch/lib]" in needed
 
 
-@compiles
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="needs an exp of vectors of glibc")
 def test_exp_is_computed_in_vectors(form, built):
     if "Free Software Foundation" not in printed(CXX, "--version"):
@@ -243,8 +226,7 @@ def test_exp_is_computed_in_vectors(form, built):
     assert {"_ZGVeN16v_expf", "_ZGVdN8v_expf", "_ZGVbN4v_expf"} <= calls
 
 
-@compiles
-@pytest.mark.skipif(find_spec("sphinx") is None, reason="needs the extra docs")
+@pytest.mark.skipif(find_spec("sphinx") is None, reason="learn/requirements.txt has it")
 def test_its_documentation_has_docstrings_and_schema(built, shell):
     output = built[0]
     shell("python -m sphinx --fail-on-warning --quiet docs build/docs", output)
@@ -253,7 +235,6 @@ def test_its_documentation_has_docstrings_and_schema(built, shell):
     assert "(Tensor scores, Tensor mask) -&gt; Tensor" in page
 
 
-@compiles
 def test_a_second_build_compiles_only_what_changed(built, shell):
     """The first one left objects, and nothing is left to compile."""
     output, (_, command, _), _ = built
@@ -295,7 +276,7 @@ def test_only_the_new_name_is_in_it(new_package, form, name, tmp_path):
 def test_its_linters_are_those_of_this_project():
     makefile = (ROOT / "Makefile").read_text()
     ours = [re.search(rf"{name}==(\S+)", makefile)[1] for name in ("ruff", "clang-format")]
-    hooks = ROOT / "examples" / "book" / "13_package" / "both" / ".pre-commit-config.yaml"
+    hooks = LEARN / "template" / "both" / ".pre-commit-config.yaml"
     assert re.findall(r"rev: v(\S+)", hooks.read_text()) == ours
 
 
@@ -316,12 +297,11 @@ def test_forms_are_short_and_have_nothing_of_each_other(new_package, form, tmp_p
     assert ("triton" in text) == (form.kernel == "triton")
 
 
-@pytest.mark.slow
 @each_abi
 def test_the_workflow_and_its_settings_are_valid(new_package, abi, tmp_path):
     """check-jsonschema knows what a workflow may have, and cibuildwheel what its table may have."""
     for tool in ("check_jsonschema", "cibuildwheel"):
-        pytest.importorskip(tool, reason="needs the extra book")
+        pytest.importorskip(tool, reason="learn/requirements.txt has it")
     new_package.create(NAME, tmp_path, abi)
     workflow = tmp_path / ".github" / "workflows" / "ci.yml"
     check = ["-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", workflow]
@@ -357,10 +337,3 @@ def test_a_folder_with_files_is_left_as_it_is(new_package, tmp_path, capsys):
     sentence = capsys.readouterr().err
     assert sentence.endswith("cannot be written: expected a new or an empty folder\n")
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
-
-
-def test_make_new_without_a_name_says_so():
-    """A NAME from the environment is something else: some systems have one."""
-    result = make_new(NAME="host")
-    assert result.returncode != 0
-    assert result.stderr.startswith("error: NAME is missing: make new NAME=my_ops OUTPUT=../my_ops")

@@ -110,10 +110,8 @@ def test_every_step_runs_to_its_end(gpu, monkeypatch, capsys):
         if command[:2] == [sys.executable, "-c"]:
             with pytest.raises(SystemExit), OnTheCpu():
                 exec(command[2], {})
-        elif "bash" in command:  # the package is written; building it needs nvcc
-            script, _, rest = command[-1].partition("\ncd ")
-            subprocess.run(["bash", "-ec", script], check=True)
-            assert (Path(rest.splitlines()[0]) / "setup.py").exists()
+        elif command[-1] == str(ROOT / "learn"):
+            subprocess.run([*command, "--collect-only"], check=True)
         elif command[0] == sys.executable and Path(command[1]).parent == BENCHMARKS:
             name = Path(command[1]).stem
             monkeypatch.setattr(sys, "argv", [*command[1:], *SMALL[name].split()])

@@ -89,6 +89,14 @@ def blocks(page: Path, language: str) -> list[str]:
     return [re.sub(f"^{indent}", "", block, flags=re.M) for indent, block in found]
 
 
+def missing_links(page: Path) -> list[str]:
+    """The files that it links to and that are not there."""
+    prose = re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.M | re.S)
+    prose = re.sub(r"`[^`\n]+`", "", prose)  # a lambda of C++ looks like a link
+    targets = re.findall(r"\]\(([^)#]+)\)", prose)
+    return [t for t in targets if not t.startswith("http") and not (page.parent / t).exists()]
+
+
 def program(path: Path) -> Any:
     """A file that is no module of a package, as a module of its own."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
