@@ -62,9 +62,9 @@ def test_a_build_that_was_killed_keeps_nobody_waiting():
 
 
 @compiles
-def test_the_other_ways_to_build():
+def test_the_errors_of_a_build():
     chapter = book.CHAPTERS[1]
-    result = book.run(chapter, *book.PYTEST, chapter / "test_builds.py")
+    result = book.run(chapter, *book.PYTEST, chapter / "test_build_errors.py")
     assert result.returncode == 0, result.stdout
 
 

@@ -1,4 +1,3 @@
-import subprocess
 import sys
 
 import lltm
@@ -18,13 +17,6 @@ def test_scripts():
 
 def test_from_python():
     torch.testing.assert_close(lltm.forward(*sample_inputs()), reference(*sample_inputs()))
-
-
-def test_from_a_program_without_python():
-    ones = torch.ones(1, 1)
-    new_h, new_cell = reference(ones, torch.ones(3, 2), torch.ones(3), ones, ones)
-    printed = subprocess.run([lltm.build_program()], capture_output=True, text=True, check=True)
-    assert printed.stdout == f"{new_h.item():.6g} {new_cell.item():.6g}\n"
 
 
 def test_wrong_arguments_are_refused():

@@ -49,29 +49,6 @@ def time_steps(batch: int = 256, state_size: int = 512) -> dict[str, float]:
     }
 
 
-def products() -> dict[str, Callable[..., object]]:
-    """C = A @ B in float32, of each way to write it."""
-    build("09_kernel/product.cpp", flags=FLAGS, name="book_product")
-    return {
-        "three loops": torch.ops.product.loops,
-        "tiles": torch.ops.product.tiles,
-        "ATen": lambda A, B, C: torch.mm(A, B, out=C),
-    }
-
-
-def rate_of_products(M: int = 64, N: int = 384, K: int = 256) -> dict[str, float]:
-    """GFLOP/s on one thread."""
-    A, B, C = torch.randn(M, K), torch.randn(K, N), torch.empty(M, N)
-
-    def time(multiply: Callable[..., object]) -> float:
-        timer = Timer("f(A, B, C)", globals={"f": multiply, "A": A, "B": B, "C": C})
-        return timer.blocked_autorange().median
-
-    return {name: 2e-9 * M * N * K / time(multiply) for name, multiply in products().items()}
-
-
 if __name__ == "__main__":
     for name, nanoseconds in time_steps().items():
         print(f"{name:32} {nanoseconds:6.2f} ns a unit")
-    for name, rate in rate_of_products().items():
-        print(f"{name:32} {rate:6.0f} GFLOP/s of a product")

@@ -56,15 +56,6 @@ def test_sizes(batch, state_size):
     torch.testing.assert_close(lltm.forward(*inputs), reference(*inputs))
 
 
-@pytest.mark.parametrize("M, N, K", [(4, 24, 1), (9, 50, 33), (3, 24, 5), (4, 23, 0)])
-def test_products(M, N, K):
-    A, B = torch.randn(M, K), torch.randn(K, N)
-    for name, multiply in lltm.products().items():
-        C = torch.full((M, N), torch.nan)
-        multiply(A, B, C)
-        torch.testing.assert_close(C, A @ B, msg=lambda text, name=name: f"{name}: {text}")
-
-
 def test_extreme_pre_activations():
     values = torch.tensor([0.0, 1e-6, -1e-6, 30, -30, 200, -200, torch.inf, -torch.inf, torch.nan])
     rows = len(values)

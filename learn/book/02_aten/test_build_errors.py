@@ -1,38 +1,13 @@
-"""The two other ways to build, and what their errors look like."""
+"""What the errors of a build look like."""
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch
-from sample import reference, sample_inputs
 from torch.utils.cpp_extension import include_paths, library_paths
 
 FOLDER = Path(__file__).parent
-
-
-def by_setuptools(folder):
-    command = ["setup.py", "-q", "build_ext", "--build-lib", folder, "--build-temp", folder]
-    subprocess.run([sys.executable, *command], cwd=FOLDER, check=True)
-
-
-def by_cmake(folder):
-    prefix = f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}"
-    python = f"-DPython_EXECUTABLE={sys.executable}"
-    subprocess.run(["cmake", "-S", FOLDER, "-B", folder, prefix, python], check=True)
-    subprocess.run(["cmake", "--build", folder], check=True)
-
-
-@pytest.mark.parametrize(("build", "name"), [(by_setuptools, "lltm_cpp"), (by_cmake, "lltm_cmake")])
-def test_the_other_builds_give_the_same(build, name, tmp_path):
-    build(tmp_path)
-    (library,) = tmp_path.glob(f"{name}*.so")
-    spec = importlib.util.spec_from_file_location(name, library)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    torch.testing.assert_close(module.forward(*sample_inputs()), reference(*sample_inputs()))
 
 
 @pytest.mark.parametrize(
