@@ -1,11 +1,11 @@
-"""Times the chapters of the book and the package, and draws the book's pictures."""
+"""Times the chapters of the book and the package, and draws the picture of chapter 9."""
 
 import argparse
 import json
 from pathlib import Path
 
 import torch
-from turns import BOOK, microseconds, run, take_turns
+from turns import BOOK, microseconds, take_turns
 
 PICTURES = BOOK / "images"
 # batch, input_features, state_size
@@ -65,19 +65,6 @@ def draw_speed(times: dict[str, dict[str, float]]) -> None:
     figure.savefig(PICTURES / "speed.png", dpi=80)
 
 
-def draw_steps(nanoseconds: dict[str, float]) -> None:
-    from matplotlib import pyplot
-
-    figure, axis = pyplot.subplots(figsize=(8, 0.45 * len(nanoseconds) + 1))
-    bars = axis.barh(list(nanoseconds), list(nanoseconds.values()))
-    axis.bar_label(bars, fmt="%.3g", padding=2)
-    axis.invert_yaxis()
-    axis.set(xlabel="nanoseconds a hidden unit", xscale="log")
-    axis.margins(x=0.15)
-    figure.tight_layout()
-    figure.savefig(PICTURES / "steps.png", dpi=110)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", help=argparse.SUPPRESS)
@@ -88,8 +75,6 @@ def main() -> None:
     times = take_turns(__file__, CONTENDERS, ROUNDS)
     (PICTURES / "speed.json").write_text(json.dumps(times, indent=1) + "\n")
     draw_speed(times)
-    code = "import json, lltm; print(json.dumps(lltm.time_steps()))"
-    draw_steps(json.loads(run(BOOK / "09_kernel", "-c", code).stdout.splitlines()[-1]))
     for name, row in times.items():
         print(f"{name:14}", *(f"{what} {value:9.1f} us" for what, value in row.items()))
 

@@ -30,10 +30,22 @@ def sample_inputs(
     return [tensor.to(dtype).requires_grad_(requires_grad) for tensor in tensors]
 
 
+def loss(step: Callable) -> Callable:
+    """Takes every element of both results."""
+    return lambda *inputs: sum(map(torch.norm, step(*inputs)))
+
+
 def assert_same_gradients(step: Callable, inputs: list[torch.Tensor]) -> None:
-    """The gradients of a loss that takes every element of both results are those of reference."""
     ours, expected = (
-        torch.autograd.grad(sum(map(torch.norm, forward(*inputs))), inputs)
-        for forward in (step, reference)
+        torch.autograd.grad(loss(forward)(*inputs), inputs) for forward in (step, reference)
     )
+    torch.testing.assert_close(ours, expected)
+
+
+def assert_same_mapped(step: Callable, mapped: int) -> None:
+    """Under vmap over one argument, along a dimension that is not its first."""
+    inputs = sample_inputs()
+    inputs[mapped] = torch.stack([inputs[mapped], inputs[mapped].sin()], dim=1)
+    dims = tuple(1 if k == mapped else None for k in range(5))
+    ours, expected = (torch.vmap(forward, dims)(*inputs) for forward in (step, reference))
     torch.testing.assert_close(ours, expected)

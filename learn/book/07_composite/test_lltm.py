@@ -1,12 +1,8 @@
 import lltm
 import pytest
 import torch
-from sample import reference, sample_inputs
+from sample import assert_same_mapped, loss, reference, sample_inputs
 from torch.autograd import forward_ad
-
-
-def loss(step):
-    return lambda *inputs: sum(map(torch.norm, step(*inputs)))
 
 
 @pytest.mark.parametrize(
@@ -33,11 +29,7 @@ def test_forward_mode():
 
 @pytest.mark.parametrize("mapped", range(5))
 def test_vmap(mapped):
-    inputs = sample_inputs()
-    inputs[mapped] = torch.stack([inputs[mapped], inputs[mapped].sin()], dim=1)
-    dims = tuple(1 if k == mapped else None for k in range(5))
-    ours, expected = (torch.vmap(step, dims)(*inputs) for step in (lltm.forward, reference))
-    torch.testing.assert_close(ours, expected)
+    assert_same_mapped(lltm.forward, mapped)
 
 
 def test_gradients_of_each_row():

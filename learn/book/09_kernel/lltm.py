@@ -39,8 +39,7 @@ def time_steps(batch: int = 256, state_size: int = 512) -> dict[str, float]:
     arguments = gates, cell, h, c
     return {
         "ATen's operators": time(aten),
-        "one loop, accessors, std::exp": time(lambda: steps.accessor(*arguments)),
-        "pointers": time(lambda: steps.pointer(*arguments)),
+        "one loop, std::exp": time(lambda: steps.plain(*arguments)),
         "gate_math.h, vectorised": time(lambda: steps.vectorized(*arguments)),
         "parallel_for without -fopenmp": time(
             lambda: steps.parallel_without_fopenmp(*arguments), 2

@@ -1,4 +1,4 @@
-// The pointwise part of a step, from pre-activations to the new state, written four times.
+// The pointwise part of a step, from pre-activations to the new state, written three times.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
@@ -28,24 +28,8 @@ struct StdUnit {
   }
 };
 
-void by_accessor(at::Tensor& gates, const at::Tensor& old_cell, at::Tensor& h, at::Tensor& c) {
-  auto gate = gates.accessor<float, 2>();
-  auto cell = old_cell.accessor<const float, 2>();
-  auto h_out = h.accessor<float, 2>(), c_out = c.accessor<float, 2>();
-  auto size = cell.size(1);
-  for (int64_t row = 0; row < cell.size(0); ++row) {
-    for (int64_t unit = 0; unit < size; ++unit) {
-      auto &i = gate[row][unit], &o = gate[row][size + unit], &g = gate[row][2 * size + unit];
-      i = 1 / (1 + std::exp(-i)), o = 1 / (1 + std::exp(-o));
-      g = g > 0 ? g : std::expm1(g);
-      c_out[row][unit] = cell[row][unit] + g * i;
-      h_out[row][unit] = std::tanh(c_out[row][unit]) * o;
-    }
-  }
-}
-
 template <typename Unit, bool parallel>
-void by_pointer(at::Tensor& gates, const at::Tensor& old_cell, at::Tensor& h, at::Tensor& c) {
+void loop(at::Tensor& gates, const at::Tensor& old_cell, at::Tensor& h, at::Tensor& c) {
   auto batch = old_cell.size(0), size = old_cell.size(1);
   Unit f{
       gates.mutable_data_ptr<float>(), old_cell.const_data_ptr<float>(),
@@ -75,8 +59,7 @@ TORCH_LIBRARY_FRAGMENT(steps, m) {
     auto schema = name + SUFFIX "(Tensor(a!) gates, Tensor cell, Tensor(b!) h, Tensor(c!) c) -> ()";
     m.def(schema.c_str(), kernel);
   };
-  define("accessor", by_accessor);
-  define("pointer", by_pointer<StdUnit, false>);
-  define("vectorized", by_pointer<lltm::ForwardUnit<float>, false>);
-  define("parallel", by_pointer<lltm::ForwardUnit<float>, true>);
+  define("plain", loop<StdUnit, false>);
+  define("vectorized", loop<lltm::ForwardUnit<float>, false>);
+  define("parallel", loop<lltm::ForwardUnit<float>, true>);
 }

@@ -5,7 +5,7 @@ import sys
 import lltm
 import pytest
 import torch
-from sample import assert_same_gradients, reference, sample_inputs
+from sample import assert_same_gradients, assert_same_mapped, loss, reference, sample_inputs
 
 
 def test_asks_torch_for_functions_of_c_alone():
@@ -13,10 +13,6 @@ def test_asks_torch_for_functions_of_c_alone():
     command = ["nm", "--dynamic", "--undefined-only", library]
     symbols = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert not sorted(re.findall(r" (_ZNK?(?:2at|3c10|5torch)\w+)", symbols))
-
-
-def loss(step):
-    return lambda *inputs: sum(map(torch.norm, step(*inputs)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
@@ -88,11 +84,7 @@ def test_compiled_transforms(transform):
 
 @pytest.mark.parametrize("mapped", range(5))
 def test_vmap(mapped):
-    inputs = sample_inputs()
-    inputs[mapped] = torch.stack([inputs[mapped], inputs[mapped].sin()], dim=1)
-    dims = tuple(1 if k == mapped else None for k in range(5))
-    ours, expected = (torch.vmap(step, dims)(*inputs) for step in (lltm.forward, reference))
-    torch.testing.assert_close(ours, expected)
+    assert_same_mapped(lltm.forward, mapped)
 
 
 def test_autocast():
