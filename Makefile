@@ -1,7 +1,7 @@
 # make demo and make test are all a user needs. They make .venv and install into it. With PYTHON=/path/to/python,
 # targets that run or time the package use that environment, which has torch already, and install nothing.
 
-# VENV, PYTHON and NAME count only on the command line: in the environment they mean something else.
+# VENV and PYTHON count only on the command line: in the environment they mean something else.
 ifneq ($(origin VENV),command line)
 VENV := .venv
 endif
@@ -21,15 +21,13 @@ WHEEL_TESTS ?= $(addsuffix .py,$(addprefix modules/test_,cell jit) $(addprefix o
 KINDS := CPU $(if $(CUDA_HOME),CUDA)
 # The libraries are stripped, and load on systems older than the one that links them.
 WHEEL_LDFLAGS := -s -O2 -fPIC tools/glibc_2_28.cpp
-# A chapter of the book.
-CHAPTER ?= 1
 # Programs of make bench.
 BENCH := cell sequence fresh_processes
 # Pinned, because a new version must not make a build fail.
 LINTERS := ruff==0.17.5 mypy==2.4.1 clang-format==23.1.5
 
 CPP = $$(git ls-files 'csrc/*' 'benchmarks/*.cpp' \
-	'tests/*.cpp' 'tests/*.h' 'tests/*.cuh' 'examples/*.cpp' 'examples/*.cu' 'examples/*.h')
+	'tests/*.cpp' 'tests/*.h' 'tests/*.cuh' 'examples/*.cpp' 'learn/*.cpp' 'learn/*.cu' 'learn/*.h')
 SOURCES := $(shell find csrc -type f) setup.py pyproject.toml tools/build_extension.py
 PIP_INSTALL := tools/pip_install $(VENV)/bin/python
 # Ninja prints each command of the compiler when it has ended. This keeps its number and its file.
@@ -68,7 +66,7 @@ BOUNDED := --override-ini=faulthandler_timeout=1800 --override-ini=faulthandler_
 PYTEST = OMP_WAIT_POLICY=passive $(PYTHON) -m pytest $(BOUNDED) \
 	$(shell $(PYTHON) -c 'import xdist' 2> /dev/null && echo $(PARALLEL))
 
-.PHONY: help demo test bench book new docs test-all lint format fuzz mutants sanitize soak cuda-check gpu aarch64 clean wheels compat fresh remove-torch test-wheel in-place FORCE
+.PHONY: help demo test bench learn-test docs test-all lint format fuzz mutants sanitize soak cuda-check gpu aarch64 clean wheels compat fresh remove-torch test-wheel in-place FORCE
 
 help:
 	@echo 'Most readers need only what is under "Use" and "Learn".'
@@ -82,21 +80,14 @@ demo: $(BUILT)  ## race nn.LSTM and nn.GRU in training, and run what was trained
 test: $(BUILT)  ## run the tests of the operators; TEST_ARGS for pytest
 	$(PYTEST) -m 'not slow' $(TEST_ARGS)
 
-bench: $(BUILT)  ## time cell and layer, and PyTorch's own; BENCH=lengths, memory or python_autograd; BENCH_ARGS=--help
+bench: $(BUILT)  ## time cell and layer, and PyTorch's own; BENCH=lengths or memory; BENCH_ARGS=--help
 	for program in $(BENCH); do $(PYTHON) benchmarks/$$program.py $(BENCH_ARGS) || exit; done
 
 ## Learn
 
-book: $(BUILT) $(if $(filter 11,$(CHAPTER)),$(EXTRAS))  ## a chapter of the book: its test fails, then passes; CHAPTER=1 to 12
-	$(PYTHON) examples/book/run.py $(CHAPTER)
-
-new:  ## start a package of your own operators; NAME=my_ops OUTPUT=../my_ops ABI=torch BUILD=cmake KERNEL=triton AUTHOR=
-	@$(BASE_PYTHON) examples/new_package.py $(if $(filter command,$(origin NAME)),--name="$$NAME") \
-		$(if $(filter command,$(origin OUTPUT)),--output="$$OUTPUT") \
-		$(if $(filter command,$(origin ABI)),--abi="$$ABI") \
-		$(if $(filter command,$(origin BUILD)),--build="$$BUILD") \
-		$(if $(filter command,$(origin KERNEL)),--kernel="$$KERNEL") \
-		$(if $(filter command,$(origin AUTHOR)),--author="$$AUTHOR")
+learn-test: $(BUILT)  ## the tests of learn/, where you build operators of your own; TEST_ARGS for pytest
+	$(if $(filter $(VENV)/.built,$(BUILT)),$(PIP_INSTALL) --quiet --requirement learn/requirements.txt)
+	$(PYTEST) learn $(TEST_ARGS)
 
 docs: $(EXTRAS)  ## the documentation as a site with search, in build/docs
 	rm -rf build/docs
@@ -105,7 +96,7 @@ docs: $(EXTRAS)  ## the documentation as a site with search, in build/docs
 
 ## Check a change
 
-test-all: $(BUILT) $(EXTRAS)  ## all tests: also of the book, docs, ONNX, the package of make new, other builds, benchmarks
+test-all: $(BUILT) $(EXTRAS)  ## all tests: also of docs, ONNX, other builds, benchmarks
 	$(PYTEST) $(TEST_ARGS)
 
 lint: $(VENV)/.lint  ## ruff, mypy, clang-format
@@ -238,7 +229,7 @@ $(VENV)/.built: $(VENV)/.torch $(VENV)/.options $(SOURCES)
 		$(INSTALL_EDITABLE) '.[demo,test]' && touch $@
 
 $(VENV)/.extras: $(VENV)/.torch pyproject.toml | $(VENV)/.built
-	@$(LOCKED) && $(INSTALL_EDITABLE) '.[demo,test,docs,onnx,book]' && touch $@
+	@$(LOCKED) && $(INSTALL_EDITABLE) '.[demo,test,docs,onnx]' && touch $@
 
 $(VENV)/.lint: $(VENV)/.torch Makefile
 	@$(LOCKED) && $(VENV)/bin/python -m pip install --quiet $(LINTERS) && touch $@

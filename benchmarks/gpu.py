@@ -91,6 +91,10 @@ PARTS = [
         "tests/packaging/test_packaging.py -k cuda",
     ),
     Part(
+        "learn", 600, "whether the packages and chapters of learn work on a GPU",
+        "python3 -m pytest -v learn -m gpu",
+    ),
+    Part(
         "shapes", 300, "which sequences the recurrence should take",
         """run() { python3 benchmarks/recurrence.py --output build/gpu/$*; }
            run short --dtypes bfloat16 --times 3 8 32 128 --sizes 512

@@ -68,14 +68,6 @@ def packed() -> Rows:
         yield {"batch": f"{row['form']}, {row['what']}", **ratios}
 
 
-def autograd() -> Rows:
-    """Microseconds of a short call by where its autograd is."""
-    rows = load("zen5", "autograd")
-    for name in [*rows[0]][1:]:
-        times = {row["what"]: row[name] and f"{float(row[name]):.0f}" for row in rows}
-        yield {"": name, **times}
-
-
 def markdown(rows: Rows) -> str:
     first, *others = rows
     lines = [[*first], *([*row.values()] for row in (first, *others))]
@@ -84,5 +76,5 @@ def markdown(rows: Rows) -> str:
 
 
 if __name__ == "__main__":
-    for table in (front_page(), summary(), packed(), autograd()):
+    for table in (front_page(), summary(), packed()):
         print(markdown(table), end="\n\n")

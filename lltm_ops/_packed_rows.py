@@ -42,9 +42,7 @@ def last_state(
     return states[0] if reverse else states[-1]
 
 
-def _last_packed_state(
-    states: Tensor, initial: Tensor, last_rows: Tensor, reverse: bool
-) -> Tensor:
+def _last_packed_state(states: Tensor, initial: Tensor, last_rows: Tensor, reverse: bool) -> Tensor:
     if in_a_graph():
         # A graph has no condition on the number of rows, for the reason below. Where there are
         # none, last_rows are the first ones, too.

@@ -200,7 +200,7 @@ def test_the_environment_chooses_no_other_one(project, monkeypatch, variable):
 
 def test_extras_are_installed_once_and_only_for_who_needs_them(project):
     make(project, "test")
-    with_extras = "-m pip install --no-build-isolation --editable .[demo,test,docs,onnx,book]"
+    with_extras = "-m pip install --no-build-isolation --editable .[demo,test,docs,onnx]"
     all_tests = [TEST[0], TEST[1].removesuffix(" -m not slow")]
     assert make(project, "test-all") == (0, [HAS_TORCH, with_extras, *all_tests])
     assert make(project, "test-all") == (0, [HAS_TORCH, *all_tests])

@@ -103,18 +103,6 @@ def test_memory(tmp_path):
         assert float(measured[name]) == pytest.approx(float(mebibytes), rel=0.1), name
 
 
-def test_python_autograd(tmp_path):
-    """The program compares the gradients of all ways."""
-    run("python_autograd.py", "--rounds", 1, "--output", tmp_path)
-    rows = figures.read(tmp_path / "autograd.csv")
-    assert [row["what"] for row in rows] == [
-        "without gradients",
-        "forward, recording",
-        "forward and backward",
-    ]
-    assert float(rows[0]["no autograd"]) > 0
-
-
 @pytest.fixture
 def tables(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
@@ -124,8 +112,6 @@ def tables(monkeypatch):
 def test_documented_figures_are_the_measured_ones(tables):
     assert tables.markdown(tables.front_page()) in (ROOT / "README.md").read_text()
     assert tables.markdown(tables.summary()) in (ROOT / "docs" / "performance.md").read_text()
-    chapter = ROOT / "docs" / "book" / "12_stable_abi.md"
-    assert tables.markdown(tables.autograd()) in chapter.read_text()
     assert tables.markdown(tables.packed()) in (figures.DOCUMENTED / "README.md").read_text()
 
 

@@ -90,6 +90,30 @@ def blocks(page: Path, language: str) -> list[str]:
     return [re.sub(f"^{indent}", "", block, flags=re.M) for indent, block in found]
 
 
+def missing_links(page: Path) -> list[str]:
+    """The links of a page to files, or to headings of pages, that are not there."""
+    prose = re.sub(r"`[^`\n]+`", "", _without_blocks(page))  # a lambda of C++ looks like a link
+    missing = []
+    for link in re.findall(r"\]\(([^)]+)\)", prose):
+        file, _, anchor = link.partition("#")
+        target = page.parent / file if file else page
+        if not link.startswith("http") and (
+            not target.exists() or (anchor and anchor not in _anchors(target))
+        ):
+            missing.append(link)
+    return missing
+
+
+def _without_blocks(page: Path) -> str:
+    return re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.M | re.S)
+
+
+def _anchors(page: Path) -> set[str]:
+    """What GitHub and MyST call the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", _without_blocks(page), re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def program(path: Path) -> Any:
     """A file that is no module of a package, as a module of its own."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
