@@ -24,7 +24,8 @@ LINTERS := ruff==0.17.5 mypy==2.4.1 clang-format==23.1.5
 
 CPP = $$(git ls-files 'csrc/*' 'benchmarks/*.cpp' 'benchmarks/*.cu' 'benchmarks/*.h' \
 	'tests/*.cpp' 'tests/*.h' 'tests/*.cuh' 'examples/*.cpp' 'examples/*.cu' 'examples/*.h')
-SOURCES := $(shell find csrc -type f) setup.py pyproject.toml lltm_ops/_extension.py
+SOURCES := $(shell find csrc -type f) setup.py pyproject.toml tools/build_extension.py
+PIP_INSTALL := $(VENV)/bin/python -m pip install
 OPTIONS = $(strip $(FORCE_CPU) $(FORCE_CUDA) $(DEBUG) $(CUDA_HOME) $(TORCH_CUDA_ARCH_LIST))
 # FORCE unless both are the same.
 differs = $(if $(subst _$(1),,_$(2))$(subst _$(2),,_$(1)),FORCE)
@@ -202,7 +203,7 @@ build/wheels/.tools: Makefile
 	@touch $@
 
 INSTALL_EDITABLE = PYTHONWARNINGS='ignore:Editable installation' \
-	$(VENV)/bin/python -m pip install --quiet --no-build-isolation --editable
+	$(PIP_INSTALL) --quiet --no-build-isolation --editable
 
 $(VENV)/.built: $(VENV)/.torch $(SOURCES) $(call differs,$(OPTIONS),$(file < $(VENV)/.built))
 	@$(call BUILD,$(VENV)/bin/python,--inplace)
@@ -215,4 +216,4 @@ $(VENV)/.extras: $(VENV)/.torch pyproject.toml | $(VENV)/.built
 	@$(INSTALL_EDITABLE) '.[demo,test,docs,onnx,book]' && touch $@
 
 $(VENV)/.lint: $(VENV)/.torch Makefile
-	@$(VENV)/bin/python -m pip install --quiet $(LINTERS) && touch $@
+	@$(PIP_INSTALL) --quiet $(LINTERS) && touch $@

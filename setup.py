@@ -25,9 +25,9 @@ except ModuleNotFoundError:
 os.environ.setdefault("MAX_JOBS", str(len(os.sched_getaffinity(0))))
 
 # By its path: importing the package would load the library that is being built.
-extension_file = runpy.run_path("lltm_ops/_extension.py")
+installed = runpy.run_path("lltm_ops/_find_library.py")
 try:
-    extension = extension_file["extension"]()
+    extension = runpy.run_path("tools/build_extension.py")["extension"]()
 except RuntimeError as error:
     raise SystemExit(str(error)) from None
 library_name = extension.name.removeprefix("lltm_ops.")
@@ -43,7 +43,7 @@ class BuildExtension(cpp_extension.BuildExtension):
 
     def run(self) -> None:
         super().run()
-        hidden_by = extension_file["find_library"]()
+        hidden_by = installed["find_library"]()
         if self.inplace and not hidden_by.name.startswith(library_name):
             # Built for this torch with CUDA, and loaded instead of what was asked for now.
             hidden_by.unlink()
@@ -52,7 +52,7 @@ class BuildExtension(cpp_extension.BuildExtension):
 setup(
     ext_modules=[extension],
     # The library is tied to this minor version: pip must not bring another.
-    install_requires=[f"torch=={extension_file['torch_minor']()}.*"],
+    install_requires=[f"torch=={installed['torch_minor']()}.*"],
     cmdclass={"build_ext": BuildExtension},
     options={
         "build": {"build_base": build_folder},

@@ -3,10 +3,9 @@
 Importing this makes ``torch.ops.lltm.*`` live: from Python, TorchScript, torch.compile and C++.
 """
 
-from lltm_ops import _dtensor, _fake_tensors, _flops
+from lltm_ops import _fake_tensors, _flops
 from lltm_ops._library import build_info
 from lltm_ops._version import __version__
-from lltm_ops._when_imported import register_when_imported
 from lltm_ops.cell import LLTMCell
 from lltm_ops.functional import (
     backward,
@@ -18,12 +17,7 @@ from lltm_ops.functional import (
 from lltm_ops.layer import LLTM
 
 _fake_tensors.register()
-register_when_imported(
-    {
-        "torch.distributed.tensor": _dtensor.register_shardings,
-        "torch.utils.flop_counter": _flops.register_flop_formulas,
-    }
-)
+_flops.register()
 
 __all__ = [
     "LLTM",

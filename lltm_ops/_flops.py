@@ -7,12 +7,11 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 
-def register_flop_formulas() -> None:
-    """Needs torch.utils.flop_counter, which must be imported before."""
-    from torch.utils.flop_counter import flop_registry, register_flop_formula
-
+def register() -> None:
+    """Needs the operators to be loaded. A second import of the package calls it again."""
     for kind in ("", "sequence_"):
         for name in (f"{kind}forward", f"_{kind}forward_with_gates", f"{kind}backward"):
             op = getattr(torch.ops.lltm, name)

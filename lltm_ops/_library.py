@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
+import runpy
 import struct
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from lltm_ops import _extension
+from lltm_ops._find_library import find_library
 from lltm_ops._version import __version__
 
+# There in a checkout and in an unpacked source distribution.
+_BUILD = Path(__file__).resolve().parent.parent / "tools" / "build_extension.py"
 _REBUILD = (
     "build it with `pip install --no-build-isolation .` in a checkout of lltm_ops, or in its "
     "source distribution, unpacked"
@@ -62,10 +66,10 @@ def load() -> Any:
     """
     if _is_loaded():
         return torch.ops.lltm
-    if _extension.flag("LLTM_OPS_JIT"):
-        _extension.load_just_in_time()
+    if os.environ.get("LLTM_OPS_JIT", "0") != "0":
+        _build_just_in_time()
         return torch.ops.lltm
-    library = _extension.find_library()
+    library = find_library()
     if library is None:
         package = Path(__file__).parent
         if not package.is_dir():
@@ -76,7 +80,7 @@ def load() -> Any:
         raise ImportError(
             f"lltm_ops: expected a library built for torch {torch.__version__} in {package}, "
             f"but got {_others(package)}: "
-            f"{_BUILD_HERE if _extension.has_sources() else _REBUILD}"
+            f"{_BUILD_HERE if _BUILD.is_file() else _REBUILD}"
         )
     cause, reason = None, "it has no torch.ops.lltm.forward"
     try:
@@ -92,6 +96,16 @@ def load() -> Any:
             f"{_REBUILD}"
         ) from cause
     return torch.ops.lltm
+
+
+def _build_just_in_time() -> None:
+    if not _BUILD.is_file():
+        raise ImportError(
+            "lltm_ops: LLTM_OPS_JIT=1 compiles the C++ sources of a checkout, but this package was "
+            f"installed without them (there is no {_BUILD}): start Python in a checkout, or unset "
+            "it"
+        )
+    runpy.run_path(str(_BUILD))["load_just_in_time"]()
 
 
 def build_info() -> dict[str, str]:

@@ -34,7 +34,7 @@ from common import (
 from torch.utils.cpp_extension import CUDA_HOME, include_paths
 
 import lltm_ops
-from lltm_ops import _extension
+from lltm_ops._find_library import find_library
 
 # The tests share what they compile.
 pytestmark = pytest.mark.xdist_group("cuda_on_host")
@@ -437,7 +437,7 @@ def test_a_cell_of_few_rows_begins_all_loads_at_once(tmp_path):
 def dumped(option: str) -> dict[str, str]:
     """What cuobjdump says of the library, by architecture."""
     found = {}
-    for part in dump(option, _extension.find_library()).split("Fatbin elf code:")[1:]:
+    for part in dump(option, find_library()).split("Fatbin elf code:")[1:]:
         architecture = re.search(r"arch = sm_(\d+)", part)[1]
         found[architecture] = found.get(architecture, "") + part
     architectures = lltm_ops.build_info()["cuda_architectures"]

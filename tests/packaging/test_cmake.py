@@ -15,11 +15,11 @@ from pathlib import Path
 import compiled_before
 import pytest
 import torch
-from common import HAS_TORCHSCRIPT, ROOT, needs_torchscript, printed
+from common import BUILD_EXTENSION, HAS_TORCHSCRIPT, ROOT, needs_torchscript, printed, program
 from torch.jit._pickle import restore_type_tag
 
 import lltm_ops
-from lltm_ops import _extension
+from lltm_ops._find_library import find_library
 
 pytest.importorskip("cmake")
 
@@ -53,7 +53,7 @@ def installed(tmp_path_factory):
         CMAKE_PREFIX_PATH=torch.utils.cmake_prefix_path,
         CMAKE_EXPORT_COMPILE_COMMANDS="ON",
     )
-    shutil.copy(_extension.find_library(), folder / "build" / "liblltm_ops.so")
+    shutil.copy(find_library(), folder / "build" / "liblltm_ops.so")
     run("cmake --install build", folder)
     return folder
 
@@ -67,9 +67,10 @@ def test_sources_and_flags_are_those_of_the_extension(installed):
         if "/csrc/" in entry["file"]
     }
     cuda = any(source.endswith(".cu") for source in compiled)
-    assert not (cuda and _extension.flag("FORCE_CPU"))
-    assert set(compiled) == set(_extension.sources(cuda))
-    flags = set(_extension.compile_args(cuda=False)["cxx"]) - {"-g0"}
+    build_extension = program(BUILD_EXTENSION)
+    assert not (cuda and build_extension.flag("FORCE_CPU"))
+    assert set(compiled) == set(build_extension.sources(cuda))
+    flags = set(build_extension.compile_args(cuda=False)["cxx"]) - {"-g0"}
     for source, command in compiled.items():
         if source.endswith(".cpp"):
             assert flags <= set(command.split()), source

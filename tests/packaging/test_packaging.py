@@ -13,14 +13,16 @@ import compiled_before
 import pytest
 import shell_blocks
 import torch
-from common import CXX, ROOT, printed, run_python
+from common import BUILD_EXTENSION, CXX, ROOT, printed, program, run_python
 
 import lltm_ops
-from lltm_ops import _extension
+from lltm_ops import _find_library
+
+build_extension = program(BUILD_EXTENSION)
 
 # Also where make cuda-check asks for CUDA.
 CPU_ONLY = {"FORCE_CPU": "1", "FORCE_CUDA": "0"}
-LIBRARY = _extension.find_library()
+LIBRARY = _find_library.find_library()
 
 
 def run(code, folder=ROOT, **environment):
@@ -63,9 +65,11 @@ def test_the_sdist_has_what_pip_needs_to_build_and_no_more(sdist):
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.*")}
     package = {f"lltm_ops/{path.name}" for path in (ROOT / "lltm_ops").glob("*.py*")}
     files = {"setup.py", "pyproject.toml", "LICENSE", "README.md", "MANIFEST.in"}
-    assert sources | package | files <= names
+    tools = {"tools/build_extension.py"}
+    assert sources | package | files | tools <= names
+    assert {name for name in names if name.startswith("tools/")} <= {"tools/", *tools}
     folders = {name.partition("/")[0] for name in names if "/" in name}
-    assert folders == {"csrc", "lltm_ops", "lltm_ops.egg-info"}
+    assert folders == {"csrc", "lltm_ops", "lltm_ops.egg-info", "tools"}
 
 
 def metadata(wheel):
@@ -82,7 +86,7 @@ def test_wheel_of_the_sdist(sdist, tmp_path):
     environment = os.environ | CPU_ONLY | compiler
     subprocess.run([*pip, "--wheel-dir", tmp_path, sdist], check=True, env=environment)
     (wheel,) = tmp_path.glob("*.whl")
-    minor = _extension.torch_minor()
+    minor = _find_library.torch_minor()
     assert re.fullmatch(rf"lltm_ops-[\d.]+-{minor}\.cpu-cp310-abi3-linux_\w+\.whl", wheel.name)
     assert f"Requires-Dist: torch=={minor}.*\n" in metadata(wheel)
     assert "License-Expression: BSD-3-Clause\n" in metadata(wheel)
@@ -102,7 +106,7 @@ def test_wheel_of_the_sdist(sdist, tmp_path):
 
 def test_one_wheel_for_several_torch(tmp_path):
     """With the library of this torch, and a copy of it that stands in for another's."""
-    major, minor = map(int, _extension.torch_minor().split("."))
+    major, minor = map(int, _find_library.torch_minor().split("."))
     for number, gap in ((minor, 0), (minor + 2, 2)):
         folder = tmp_path / str(gap) / "lltm_ops"
         folder.mkdir(parents=True)
@@ -154,7 +158,7 @@ def test_builds_just_in_time(sdist, tmp_path):
     """
     subprocess.run(["tar", "-xf", sdist, "-C", tmp_path], check=True)
     (checkout,) = tmp_path.glob("lltm_ops-*")
-    name = f"lltm_ops{_extension.library_name(cuda=False)}_{lltm_ops.__version__}"
+    name = f"lltm_ops{_find_library.library_name(cuda=False)}_{lltm_ops.__version__}"
     directory = tmp_path / "build" / "debug" / name
     directory.mkdir(parents=True)
     (directory / "lock").touch()
@@ -205,7 +209,10 @@ def test_a_library_loaded_by_hand_is_not_loaded_twice():
             r".*but got those for torch 2\.9 \(cpu\), 2\.10 \(cpu, cu13\): build it with",
         ),
         # It hides an installed package from a Python started there, or with it on PYTHONPATH.
-        (["csrc/ops/lltm.cpp"], ".*but got none: this is a checkout, so either build here with"),
+        (
+            ["tools/build_extension.py"],
+            ".*but got none: this is a checkout, so either build here with",
+        ),
     ],
     ids=["none", "of other versions", "checkout"],
 )
@@ -228,7 +235,7 @@ def test_a_torch_without_a_library():
     words = (
         f"lltm_ops: expected a library built for torch 3.1.0 in {package}, but got those for torch"
     )
-    assert f"ImportError: {words} {_extension.torch_minor()[0]}." in output
+    assert f"ImportError: {words} {_find_library.torch_minor()[0]}." in output
 
 
 @pytest.mark.parametrize(
@@ -238,15 +245,15 @@ def test_a_torch_without_a_library():
 def test_which_library_is_taken(monkeypatch, tmp_path, cuda, found):
     monkeypatch.setattr(torch, "__version__", "2.13.1")
     monkeypatch.setattr(torch.version, "cuda", cuda)
-    monkeypatch.setattr(_extension, "__file__", str(tmp_path / "_extension.py"))
+    monkeypatch.setattr(_find_library, "__file__", str(tmp_path / "_find_library.py"))
     for name in ("2_12_cu12", "2_13_cpu", "2_13_cu13", "2_14_cpu", "2_14_cu12"):
         (tmp_path / f"_C_torch{name}.abi3.so").touch()
-    assert _extension.find_library().name == f"_C_torch2_13_{found}.abi3.so"
+    assert _find_library.find_library().name == f"_C_torch2_13_{found}.abi3.so"
 
 
 def test_ninja_beside_python_is_found(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    _extension._find_ninja()
+    build_extension._find_ninja()
     assert os.environ["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
 
 
@@ -292,11 +299,11 @@ def test_just_in_time_an_upgrade_takes_no_object_of_the_version_before(monkeypat
     """Unpacking sets times back, and ninja goes by times."""
     folders = []
     monkeypatch.setattr(
-        _extension, "build_and_load", lambda _, __, folder, **options: folders.append(folder)
+        build_extension, "build_and_load", lambda _, __, folder, **options: folders.append(folder)
     )
     for version in ("1.0", "1.0", "1.1"):
         monkeypatch.setattr("lltm_ops._version.__version__", version)
-        _extension.load_just_in_time()
+        build_extension.load_just_in_time()
     assert folders[0] == folders[1] != folders[2]
 
 
@@ -318,10 +325,11 @@ def test_setup_without_torch_says_so():
 def test_a_build_without_cuda_removes_the_library_that_would_be_loaded_instead(
     package_without_library,
 ):
-    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, package_without_library)
+    (package_without_library / "tools").mkdir()
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "tools/build_extension.py"):
+        shutil.copy(ROOT / name, package_without_library / name)
     package = package_without_library / "lltm_ops"
-    minor = _extension.torch_minor().replace(".", "_")
+    minor = _find_library.torch_minor().replace(".", "_")
     cpu, cuda, other = (
         package / f"_C_torch{version}.abi3.so"
         for version in (f"{minor}_cpu", f"{minor}_cu13", "2_9_cu13")
@@ -344,11 +352,11 @@ def test_forced_cuda_that_cannot_be_built(monkeypatch):
     monkeypatch.setenv("FORCE_CPU", "1")
     monkeypatch.setenv("FORCE_CUDA", "1")
     with pytest.raises(RuntimeError, match="FORCE_CUDA=1, but FORCE_CPU=1 too: unset one of them"):
-        _extension.builds_cuda()
+        build_extension.builds_cuda()
     monkeypatch.setenv("FORCE_CPU", "0")
     monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(RuntimeError, match=r"FORCE_CUDA=1, but torch .* was built without CUDA"):
-        _extension.builds_cuda()
+        build_extension.builds_cuda()
 
 
 def test_the_library_asks_for_no_python_and_no_openmp_of_its_own():
@@ -368,7 +376,7 @@ def test_clang_is_refused(monkeypatch, tmp_path):
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
     with pytest.raises(RuntimeError, match=r"to be g\+\+, but got clang \(.*c\+\+\), whose OpenMP"):
-        _extension.compile_args(cuda=False)
+        build_extension.compile_args(cuda=False)
 
 
 def test_an_archive_on_the_path_is_no_package(tmp_path):

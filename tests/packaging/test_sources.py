@@ -4,9 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from common import ROOT
-
-from lltm_ops import _extension
+from common import BUILD_EXTENSION, ROOT, program
 
 CSRC = ROOT / "csrc"
 FILES = [path.relative_to(CSRC) for path in sorted(CSRC.rglob("*.*"))]
@@ -55,7 +53,7 @@ def test_how_much_there_is_to_read(part):
 
 
 def test_every_source_file_has_a_base_name_of_its_own():
-    names = [Path(source).name for source in _extension.sources(cuda=True)]
+    names = [Path(source).name for source in program(BUILD_EXTENSION).sources(cuda=True)]
     assert len(set(names)) == len(names)
     assert {file.name for file in FILES if file.suffix in (".cpp", ".cu")} == set(names)
 

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 import lltm_ops
-from lltm_ops import _extension
+from lltm_ops._find_library import find_library
 
 ROOT = Path(__file__).resolve().parents[2]
+BUILD_EXTENSION = ROOT / "tools" / "build_extension.py"
 
 
 def names_of(name: str) -> tuple[str, ...]:
@@ -133,14 +134,15 @@ def load_beside_library(name: str, *sources: str) -> None:
 
     The next run of the tests finds what this one has built.
     """
-    library = _extension.find_library()
+    build_extension = program(BUILD_EXTENSION)
+    library = find_library()
     folder = f"-L{library.parent}", f"-Wl,-rpath,{library.parent}"
-    _extension.build_and_load(
+    build_extension.build_and_load(
         name,
         [str(ROOT / "tests" / source) for source in sources],
         ROOT / "build" / "tests" / library.name / name,
         extra_cflags=[
-            _extension.STANDARD,
+            build_extension.STANDARD,
             # It finds what it finds in the library, in code for CUDA that is compiled here.
             "-Werror=missing-field-initializers",
             f"-I{ROOT / 'tests'}",

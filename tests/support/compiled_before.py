@@ -7,7 +7,7 @@ from pathlib import Path
 
 from common import CXX, ROOT
 
-from lltm_ops import _extension
+from lltm_ops._find_library import find_library
 
 STAND_IN = """\
 #!/bin/bash
@@ -29,7 +29,7 @@ def write_compiler(folder: Path, compiled_anew: str = "") -> str:
 
     Where objects are gone, as beside an installed wheel, it compiles.
     """
-    library = _extension.find_library()
+    library = find_library()
     assert library is not None
     objects = ROOT / "build" / library.name.split(".")[0] / "objects"
     path = folder / "compiled_before"

@@ -1,4 +1,7 @@
-"""Lets the operators take DTensors, by saying which of their dimensions is the batch.
+"""Lets the operators take DTensors: ``import lltm_ops.dtensor``, once, in a program that has some.
+
+It says which dimension of each tensor is the batch. ``import lltm_ops`` leaves this out, because
+torch.distributed.tensor takes half as long to import as torch.
 
 Rows of a batch are independent, so each process may compute its own. Weights and bias are then
 replicated, and each process holds a part of the sums that are their gradients. DTensor
@@ -8,13 +11,15 @@ redistributes arguments that are sharded otherwise, and chooses the cheapest of 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
+from torch.distributed.tensor.experimental import register_sharding
 
-if TYPE_CHECKING:
-    from torch.distributed.tensor import Placement
+import lltm_ops  # noqa: F401  # loads the operators
 
 _CELL_OPERATORS = ("forward", "_forward_with_gates", "backward")
 _SEQUENCE_OPERATORS = ("sequence_forward", "_sequence_forward_with_gates", "sequence_backward")
@@ -28,12 +33,7 @@ _ROWS = (
 )  # fmt: skip
 
 
-def register_shardings() -> None:
-    """Needs torch.distributed.tensor, which must be imported before."""
-    from torch.distributed.tensor import DTensor
-    from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
-    from torch.distributed.tensor.experimental import register_sharding
-
+def _register_shardings() -> None:
     known = DTensor._op_dispatcher.sharding_propagator.op_to_schema_info
     for name in (*_CELL_OPERATORS, *_SEQUENCE_OPERATORS):
         op = getattr(torch.ops.lltm, name).default
@@ -49,7 +49,6 @@ def _shardings(
     op: OpOverload, batch_dim: int, *arguments: Any
 ) -> list[tuple[list[Placement], list[Placement]]]:
     """Returns placements of the results with the placements of the tensors that give them."""
-    from torch.distributed.tensor import Partial, Replicate, Shard
 
     def sharded(name: str) -> Placement:
         of = name.removeprefix("d_")
@@ -73,3 +72,6 @@ def _shardings(
     if "batch_sizes" not in tensors:
         shardings.append(([sharded(name) for name in results], [sharded(name) for name in tensors]))
     return shardings
+
+
+_register_shardings()

@@ -1,19 +1,22 @@
-"""The list of sources and flags. CMakeLists.txt has the same folders and flags: a test compares.
+"""Builds the library: ahead of time for setup.py, just in time for LLTM_OPS_JIT=1.
 
-``setup.py`` runs this file by its path, because importing the package would load the library that
-is being built. Modules that only builds need are imported by the functions that use them.
-torch.utils.cpp_extension takes long to import, and warns if there is no GPU.
+Both run this file by its path. It has the list of sources and flags. CMakeLists.txt has the same
+folders and flags: a test compares.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import runpy
+import shlex
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils import cpp_extension
 
 # If TORCH_CUDA_ARCH_LIST is not set: Ampere, Hopper, and PTX for later architectures.
 DEFAULT_CUDA_ARCHITECTURES = "8.0;9.0+PTX"
@@ -22,34 +25,8 @@ STANDARD = "-std=c++20"
 
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
-SCHEMAS = CSRC / "ops" / "lltm.cpp"
-
-
-def torch_minor() -> str:
-    """The version of the running torch up to its minor, such as ``2.13``."""
-    return ".".join(torch.__version__.split(".")[:2])
-
-
-def library_name(cuda: bool) -> str:
-    """The name of a library for this torch, ``_C_torch2_13_cpu`` or ``_C_torch2_13_cu13``.
-
-    A library works only with the minor version of torch that it was built for, and its CUDA kernels
-    only with the major version of CUDA. So the name says both, and several can lie side by side.
-    """
-    variant = f"cu{torch.version.cuda.split('.')[0]}" if cuda and torch.version.cuda else "cpu"
-    return f"_C_torch{torch_minor().replace('.', '_')}_{variant}"
-
-
-def find_library() -> Path | None:
-    """The library of the package for the running torch: with CUDA kernels, else without."""
-    names = dict.fromkeys(library_name(cuda) for cuda in (True, False))
-    found = (path for name in names for path in Path(__file__).parent.glob(f"{name}.*so"))
-    return next(found, None)
-
-
-def has_sources() -> bool:
-    """Whether this is a checkout. Another package may have put a csrc into site-packages."""
-    return SCHEMAS.is_file()
+# By its path: importing the package would load the library that is being built.
+library_name = runpy.run_path(str(ROOT / "lltm_ops" / "_find_library.py"))["library_name"]
 
 
 def flag(name: str) -> bool:
@@ -70,8 +47,6 @@ def builds_cuda() -> bool:
         if flag("FORCE_CUDA"):
             raise RuntimeError("lltm_ops: FORCE_CUDA=1, but FORCE_CPU=1 too: unset one of them")
         return False
-    from torch.utils import cpp_extension
-
     lacking = None
     if torch.version.cuda is None:
         lacking = f"torch {torch.__version__} was built without CUDA"
@@ -94,12 +69,7 @@ def sources(cuda: bool) -> list[str]:
 
 def check_compiler() -> None:
     """Raises RuntimeError for clang, whose code calls another OpenMP than libtorch's."""
-    import shlex
-    import subprocess
-
-    from torch.utils.cpp_extension import get_cxx_compiler
-
-    compiler: str = get_cxx_compiler()  # type: ignore[no-untyped-call]  # may have options
+    compiler: str = cpp_extension.get_cxx_compiler()  # may have options
     command = [*shlex.split(compiler), "-dM", "-E", "-x", "c++", os.devnull]
     try:
         macros = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout
@@ -158,15 +128,13 @@ def _find_ninja() -> None:
 
 def extension() -> Any:
     """Returns the setuptools extension, and prints a line that describes it."""
-    from torch.utils import cpp_extension
-
     _find_ninja()
     cuda = builds_cuda()
     args = compile_args(cuda)
     kind = f"CUDA {torch.version.cuda} for {os.environ['TORCH_CUDA_ARCH_LIST']}" if cuda else "CPU"
     print(f"lltm_ops: building {library_name(cuda)} against torch {torch.__version__}, {kind}")
     extension_class = cpp_extension.CUDAExtension if cuda else cpp_extension.CppExtension
-    return extension_class(  # type: ignore[no-untyped-call]
+    return extension_class(
         f"lltm_ops.{library_name(cuda)}",
         sources(cuda),
         include_dirs=[str(CSRC)],
@@ -187,17 +155,8 @@ def load_just_in_time(verbose: bool = False) -> None:
         verbose: print ninja's output.
 
     Raises:
-        ImportError: if the package was installed, which leaves the sources behind, or if something
-            that the build needs is missing.
+        ImportError: if something that the build needs is missing.
     """
-    if not has_sources():
-        raise ImportError(
-            "lltm_ops: LLTM_OPS_JIT=1 compiles the C++ sources of a checkout, but this package was "
-            f"installed without them (there is no {SCHEMAS}): start Python in a checkout, or unset "
-            "it"
-        )
-    from torch.utils import cpp_extension
-
     from lltm_ops._version import __version__
 
     try:
@@ -224,10 +183,6 @@ def build_and_load(
     name: str, sources: list[str], directory: Path, extra_cflags: list[str], **options: Any
 ) -> None:
     """Runs torch.utils.cpp_extension.load with the headers of csrc, in one process at a time."""
-    import shlex
-
-    from torch.utils import cpp_extension
-
     _find_ninja()
     directory.mkdir(parents=True, exist_ok=True)
     with open(directory / "building", "w") as building:
