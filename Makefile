@@ -62,7 +62,7 @@ BUILD = $(1) setup.py --quiet build_ext $(2) | sed -uE 's|^(\[[0-9]+/[0-9]+\]).*
 
 help:
 	@echo 'Most readers need only what is under "Use" and "Learn".'
-	@sed -nE 's/^## /\n/p; s/^([a-z0-9-]+):.*## /  \1\t/p' $(MAKEFILE_LIST) | expand -t 14
+	@sed -nE 's/^## /\n/p; s/^([a-z0-9-]+):.*## /  \1\t/p' $(MAKEFILE_LIST) | expand -t 16
 
 ## Use
 
