@@ -22,7 +22,7 @@ BENCH := cell sequence fresh_processes
 # Pinned, because a new version must not make a build fail.
 LINTERS := ruff==0.17.5 mypy==2.4.1 clang-format==23.1.5
 
-CPP = $$(git ls-files 'csrc/*' 'benchmarks/*.cpp' 'benchmarks/*.cu' 'benchmarks/*.h' \
+CPP = $$(git ls-files 'csrc/*' 'benchmarks/*.cpp' \
 	'tests/*.cpp' 'tests/*.h' 'tests/*.cuh' 'examples/*.cpp' 'examples/*.cu' 'examples/*.h')
 SOURCES := $(shell find csrc -type f) setup.py pyproject.toml tools/build_extension.py
 PIP_INSTALL := $(VENV)/bin/python -m pip install
@@ -72,7 +72,7 @@ demo: $(BUILT)  ## race nn.LSTM and nn.GRU in training, and run what was trained
 test: $(BUILT)  ## run the tests of the operators; TEST_ARGS for pytest
 	$(PYTEST) -m 'not slow' $(TEST_ARGS)
 
-bench: $(BUILT)  ## time cell and layer, and PyTorch's own; BENCH=lengths, memory, python_autograd or sweep; BENCH_ARGS=--help
+bench: $(BUILT)  ## time cell and layer, and PyTorch's own; BENCH=lengths, memory or python_autograd; BENCH_ARGS=--help
 	for program in $(BENCH); do $(PYTHON) benchmarks/$$program.py $(BENCH_ARGS) || exit; done
 
 bench-against: $(BUILT)  ## time this checkout against another commit, taking turns; REV=HEAD~1 BENCH_ARGS=--help

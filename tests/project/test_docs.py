@@ -102,13 +102,25 @@ def test_no_other_kind_of_block(page):
     assert languages <= {"python", "sh", "text"} | ({"cpp", "toml"} if page in BOOK else set())
 
 
-@each_page
+def anchors(page):
+    """What GitHub and MyST call the headings of a page."""
+    text = re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.M | re.S)
+    headings = re.findall(r"^#+ (.*)$", text, re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize(
+    "page", [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")], ids=lambda page: page.name
+)
 def test_links_lead_somewhere(page):
     prose = re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.M | re.S)
     prose = re.sub(r"`[^`\n]+`", "", prose)  # a lambda of C++ looks like a link
-    targets = re.findall(r"\]\(([^)#]+)\)", prose)
-    missing = [t for t in targets if not t.startswith("http") and not (page.parent / t).exists()]
-    assert not missing
+    for link in re.findall(r"\]\(([^)]+)\)", prose):
+        if not link.startswith("http"):
+            file, _, anchor = link.partition("#")
+            target = page.parent / file if file else page
+            assert target.exists(), link
+            assert not anchor or anchor in anchors(target), link
 
 
 @each_page

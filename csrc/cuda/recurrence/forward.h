@@ -56,7 +56,7 @@ class ForwardBlock {
     end();
   }
 
- protected: // for variants among the benchmarks
+ private:
   LLTM_INLINE void begin() {
     before_ = args_.before;
     step_ = args_.first_step;
@@ -149,15 +149,11 @@ class ForwardBlock {
     if (args_.resets != nullptr) {
 #pragma unroll
       for (int tile = 0; tile < tiles; ++tile) {
-        load_reset_of_lane(step, tile);
+        const auto row = work_.row_of_lane(tile);
+        resets_of_lane_[tile] =
+            row < step.rows ? args_.resets[step.first_row + row] : 0;
       }
     }
-  }
-
-  LLTM_INLINE void load_reset_of_lane(Cursor step, int tile) {
-    const auto row = work_.row_of_lane(tile);
-    resets_of_lane_[tile] =
-        row < step.rows ? args_.resets[step.first_row + row] : 0;
   }
 
   LLTM_INLINE void load_products(Cursor step, int i) {
