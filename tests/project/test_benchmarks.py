@@ -8,6 +8,7 @@ import re
 import sys
 from importlib.util import find_spec
 
+import compiled_before
 import pytest
 import torch
 from common import ROOT, environment, printed, program
@@ -64,6 +65,17 @@ def test_fresh_processes(tmp_path):
     ratios = [float(median[name]) / float(row["lltm_ops"]) for name in others for row in rows]
     said_ratios = [float(ratio) for ratio in re.findall(r"(\S+) times", said)]
     assert said_ratios == pytest.approx(ratios, abs=0.01)
+
+
+def test_against(tmp_path):
+    """The last commit, of which the objects lie there: only that is no comparison."""
+    options = ["--shapes", "3x5x4", "2x3x5x4", "--kinds", "training", "--seconds", 0.01]
+    command = [sys.executable, ROOT / "benchmarks" / "against.py", "HEAD", *map(str, options)]
+    compiler = compiled_before.write_compiler(tmp_path)
+    said = printed(*command, f"--folder={tmp_path}", env=environment(CXX=compiler), timeout=600)
+    ratios = [float(ratio) for ratio in re.findall(r"^dtype.*ratio (\S+)$", said, re.MULTILINE)]
+    mean = float(re.search(r"geometric mean of 2: (\S+),", said)[1])
+    assert mean == pytest.approx(math.prod(ratios) ** 0.5, abs=1e-3)
 
 
 def test_lengths(tmp_path):
