@@ -139,6 +139,20 @@ def in_a_graph() -> bool:
     return torch.compiler.is_compiling() or is_tracing()
 
 
+def may_differ(size: int) -> bool:
+    """Whether a graph is made that must be right for other values of this size, too."""
+    if torch.compiler.is_compiling():
+        return not _is_fixed(size)
+    return is_tracing()
+
+
+@torch.jit.unused
+def _is_fixed(size: int) -> bool:
+    from torch.fx.experimental.symbolic_shapes import has_static_value
+
+    return has_static_value(size)
+
+
 @torch.jit.unused
 def may_have_shape(tensor: Tensor, shape: List[int]) -> bool:  # noqa: UP006
     """Whether a compiler, which may not know sizes, leaves it open that these are the tensor's."""
