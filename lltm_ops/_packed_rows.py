@@ -58,7 +58,8 @@ def _last_state_of_any_time(states: Tensor, initial: Tensor, reverse: bool) -> T
     torch.export decides a condition on a size as if the size were 2 or more, but lets the
     exported program run with less.
     """
-    # Crops the steps to the first or the last one, and pads where there are none.
+    # Crops the steps to the first or the last one, and pads where there are none. Of a fixed size,
+    # torch.onnx.export warns that it cannot compute such a pad.
     added = 1 - states.size(0)
     one_row = [0, added] if reverse else [added, 0]
     ran = torch.constant_pad_nd(states.new_ones([states.size(0)], dtype=torch.bool), one_row)
@@ -67,7 +68,7 @@ def _last_state_of_any_time(states: Tensor, initial: Tensor, reverse: bool) -> T
 
 
 def last_rows_of(batch_sizes: Tensor, batch: int) -> Tensor:
-    """The rows of the last step of each packed sequence; any rows if there are no steps."""
+    """The rows of the last step of each packed sequence; the first if there are no steps."""
     # How many steps have each number of sequences. A comparison of all steps with all sequences
     # would take memory for the longest sequence times the batch, however few rows there are.
     of_size = batch_sizes.new_zeros([batch + 1])

@@ -320,6 +320,17 @@ def test_no_steps_are_refused_by_onnxruntime():
         run(torch.randn(0, 3, 5))
 
 
+@each_body
+def test_shape_inference_gives_the_types_within_a_sequence(kind):
+    """OpenVINO needs them."""
+    arguments = sequence_arguments((5, 3, 5, 4), kind)
+    model = exported(sequence_operator(kind), (arguments,), None).model
+    for of, is_typed in (model, False), (onnx.shape_inference.infer_shapes(model), True):
+        (scan,) = (node for node in of.graph.node if node.op_type == "Scan")
+        (body,) = (attribute.g for attribute in scan.attribute if attribute.name == "body")
+        assert all(bool(i.type.tensor_type.elem_type) == is_typed for i in body.input)
+
+
 def python(code, *flags):
     return subprocess.run([sys.executable, *flags, "-c", code], capture_output=True, text=True)
 
