@@ -75,7 +75,7 @@ def backward(
     Raises:
         RuntimeError: if an argument is undefined, sparse, or of the wrong device, dtype or shape.
 
-    Source: ``csrc/ops/gate_gradients.h``, and the files of :func:`forward`. The same as
+    Source: ``csrc/ops/gate_math.h``, and the files of :func:`forward`. The same as
     ``torch.ops.lltm.backward``.
     """
     return torch.ops.lltm.backward(  # type: ignore[no-any-return]

@@ -46,6 +46,7 @@ BackwardResult backward_kernel_impl(
       [&] {
         backward_steps<scalar_t>({
             .sizes = {a.h0.size(0), a.input.size(-1), a.h0.size(1)},
+            .math = CellMath<at::opmath_type<scalar_t>>(a),
             .gradients = pointers_to<scalar_t>(result),
             .steps = steps,
             .has_batch_sizes = a.batch_sizes.has_value(),

@@ -144,12 +144,14 @@ void run_far_row() {
   float* const gates = row.data() - 3 * kRow;
   float* const unit = row.data() - kRow;
   const lltm::RowResets resets{reset.data() - kRow, kRow + 1};
-  lltm::ForwardUnit<float, true>{1, gates, unit, unit, unit}(kRow, 0);
-  lltm::BackwardUnit<float>{1, unit, unit, unit, gates, gates, unit}(kRow, 0);
+  lltm::ForwardUnit<float, true>{{}, 1, gates, unit, unit, unit}(kRow, 0);
+  lltm::BackwardUnit<float>{{}, 1, unit, unit, unit, gates, gates, unit}(
+      kRow, 0);
   lltm::SequenceForwardUnit<float, true>{
-      1, kRow + 1, gates, gates, unit, unit, unit, unit, resets}(kRow, 0);
+      {}, 1, kRow + 1, gates, gates, unit, unit, unit, unit, resets}(kRow, 0);
   lltm::SequenceBackwardUnit<float>{
-      1, kRow + 1, unit, unit, unit, gates, gates, unit, unit, resets}(kRow, 0);
+      {}, 1, kRow + 1, unit, unit, unit, gates, gates, unit, unit, resets}(
+      kRow, 0);
 }
 
 bool is_reset(const at::Tensor& resets, int64_t rows, int64_t row) {
