@@ -23,7 +23,7 @@ from torch._subclasses import FakeTensorMode
 from torch.library import opcheck
 
 import lltm_ops
-from lltm_ops._step_by_step import run_step_by_step
+from lltm_ops._direction import run_step_by_step
 
 CELL_OPERATORS = {
     "forward": sample_inputs,
