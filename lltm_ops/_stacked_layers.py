@@ -6,12 +6,13 @@ TorchScript reads the annotations.
 
 from __future__ import annotations
 
-from typing import List, NamedTuple, Optional, Tuple
+from typing import List, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lltm_ops._direction import Options, run_direction
 from lltm_ops._packed_rows import (
     batch_of,
     last_rows_of,
@@ -19,23 +20,6 @@ from lltm_ops._packed_rows import (
     reversed_resets,
     sequence_of_row,
 )
-from lltm_ops._step_by_step import run_step_by_step
-
-
-class Options(NamedTuple):
-    """Arguments of the layer's constructor, and whether it trains."""
-
-    input_size: int
-    hidden_size: int
-    num_layers: int
-    bidirectional: bool
-    bias: bool
-    dropout: float
-    variational_dropout: bool
-    recurrent_dropout: float
-    zoneout: float
-    layer_norm: bool
-    training: bool
 
 
 def states_per_call(options: Options) -> int:
@@ -79,7 +63,7 @@ def run_layers(
             reverse = direction == 1
             if reverse and resets is not None and resets_of_reverse is None:
                 resets_of_reverse = reversed_resets(resets, batch_sizes)
-            output, cells = _run_direction(
+            output, cells = run_direction(
                 options, parameters[i * each : (i + 1) * each],
                 input, h_0s[i], c_0s[i], batch_sizes, reverse,
                 resets_of_reverse if reverse else resets,
@@ -116,28 +100,3 @@ def _dropped_out(
     if batch_sizes is not None:
         mask = mask.index_select(0, sequence_of_row(batch_sizes, input.size(0)).to(mask.device))
     return input * mask
-
-
-def _run_direction(
-    options: Options,
-    parameters: List[Tensor],
-    input: Tensor,
-    h_0: Tensor,
-    c_0: Tensor,
-    batch_sizes: Optional[Tensor],
-    reverse: bool,
-    resets: Optional[Tensor],
-) -> Tuple[Tensor, Tensor]:
-    weights = parameters[0]
-    bias = parameters[1] if options.bias else weights.new_zeros(3 * options.hidden_size)
-    drops_out = options.training and options.recurrent_dropout > 0
-    if not options.layer_norm and options.zoneout == 0 and not drops_out:
-        output, cells = torch.ops.lltm.sequence_forward(
-            input, weights, bias, h_0, c_0, batch_sizes, reverse, resets
-        )
-        return output, cells
-    return run_step_by_step(
-        input, weights, bias, h_0, c_0, batch_sizes, reverse, resets,
-        parameters[-2:] if options.layer_norm else parameters[:0],
-        options.recurrent_dropout, options.zoneout, options.training,
-    )  # fmt: skip

@@ -21,8 +21,9 @@ from lltm_ops._checks import (
     in_a_graph,
     size_as_int,
 )
+from lltm_ops._direction import Options
 from lltm_ops._leaf_module import LeafModule
-from lltm_ops._stacked_layers import Options, run_layers
+from lltm_ops._stacked_layers import run_layers
 
 
 # TorchScript reads the annotations of methods, and knows neither tuple[] nor "|" on old Pythons.

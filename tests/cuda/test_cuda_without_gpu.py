@@ -20,6 +20,7 @@ from common import (
     SEQUENCE_CASES,
     assert_sequences_match,
     backward_inputs,
+    cell_inputs,
     double,
     each_dtype,
     each_sequence_kind,
@@ -78,7 +79,7 @@ def test_rows_that_a_step_has_not_are_not_reset(on_host):
 @each_dtype
 @each_shape
 def test_forward(on_host, dtype, shape):
-    inputs = sample_inputs(dtype=dtype, shape=shape)
+    inputs = cell_inputs(dtype=dtype, shape=shape)
     expected = torch.ops.lltm._forward_with_gates(*double(inputs))
     CELL.assert_match(on_host.forward(*inputs)[:2], expected[:2], dtype)
     CELL.assert_match(on_host.forward_with_gates(*inputs), expected, dtype)

@@ -63,19 +63,21 @@ def test_teams_of_more_threads_than_this_machine_has_processors(tmp_path):
 
 
 LOOPS_OF_GATES = """
-#include "ops/gate_gradients.h"
+#include "ops/gate_math.h"
 
-void forward(const float* __restrict__ in, float* __restrict__ out, long n) {
+using Math = lltm::CellMath<float>;
+
+void forward(Math math, const float* __restrict__ in, float* __restrict__ out, long n) {
   for (long i = 0; i < n; ++i) {
-    const auto cell = lltm::cell_forward<float>(in[i], in[i + n], in[i + 2 * n], in[i + 3 * n]);
+    const auto cell = math.forward(in[i], in[i + n], in[i + 2 * n], in[i + 3 * n]);
     out[i] = cell.new_h;
     out[i + n] = cell.new_cell;
   }
 }
 
-void backward(const float* __restrict__ in, float* __restrict__ out, long n) {
+void backward(Math math, const float* __restrict__ in, float* __restrict__ out, long n) {
   for (long i = 0; i < n; ++i) {
-    const auto cell = lltm::cell_backward<float>(
+    const auto cell = math.backward(
         in[i], in[i + n], lltm::tanh(in[i + 2 * n]),
         in[i + 3 * n], in[i + 4 * n], in[i + 5 * n]);
     out[i] = cell.d_input_gate;

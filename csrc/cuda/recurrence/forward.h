@@ -224,7 +224,7 @@ class ForwardBlock {
         sum[gate] = work_.total(sums, i, 3, gate) + products_[i][gate];
       }
       const float old_cell = resets_[i] != 0 ? 0 : cell_[i];
-      out = cell_forward<float>(sum[0], sum[1], sum[2], old_cell);
+      out = args_.math.forward(sum[0], sum[1], sum[2], old_cell);
       cell_[i] = out.new_cell;
     }
     publish<1>(machine_, to_[i], 0, {out.new_h});

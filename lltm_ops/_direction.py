@@ -1,8 +1,12 @@
-"""Runs the layer's options that no operator computes, step by step, by the cell."""
+"""Runs one direction of a layer of :class:`lltm_ops.LLTM`: all its calls of the operators.
+
+It runs by the operator of sequences or, with options that no operator computes, step by step.
+TorchScript reads the annotations.
+"""
 
 from __future__ import annotations
 
-from typing import List, Optional, Tuple
+from typing import List, NamedTuple, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +16,46 @@ from lltm_ops._checks import is_tracing
 from lltm_ops.functional import _new_cell, _new_h
 
 
-# TorchScript reads the annotations.
+class Options(NamedTuple):
+    """Arguments of the layer's constructor, and whether it trains."""
+
+    input_size: int
+    hidden_size: int
+    num_layers: int
+    bidirectional: bool
+    bias: bool
+    dropout: float
+    variational_dropout: bool
+    recurrent_dropout: float
+    zoneout: float
+    layer_norm: bool
+    training: bool
+
+
+def run_direction(
+    options: Options,
+    parameters: List[Tensor],
+    input: Tensor,
+    h_0: Tensor,
+    c_0: Tensor,
+    batch_sizes: Optional[Tensor],
+    reverse: bool,
+    resets: Optional[Tensor],
+) -> Tuple[Tensor, Tensor]:
+    weights = parameters[0]
+    bias = parameters[1] if options.bias else weights.new_zeros(3 * options.hidden_size)
+    drops_out = options.training and options.recurrent_dropout > 0
+    if not options.layer_norm and options.zoneout == 0 and not drops_out:
+        output, cells = torch.ops.lltm.sequence_forward(
+            input, weights, bias, h_0, c_0, batch_sizes, reverse, resets
+        )
+        return output, cells
+    return run_step_by_step(
+        input, weights, bias, h_0, c_0, batch_sizes, reverse, resets,
+        options, parameters[-2:] if options.layer_norm else parameters[:0],
+    )  # fmt: skip
+
+
 def run_step_by_step(
     input: Tensor,
     weights: Tensor,
@@ -22,14 +65,12 @@ def run_step_by_step(
     batch_sizes: Optional[Tensor],
     reverse: bool,
     resets: Optional[Tensor],
+    options: Options,
     scales: List[Tensor],
-    recurrent_dropout: float,
-    zoneout: float,
-    training: bool,
 ) -> Tuple[Tensor, Tensor]:
-    """Runs a sequence like ``lltm::sequence_forward``, with the options of :class:`lltm_ops.LLTM`.
+    """Runs a sequence like ``lltm::sequence_forward``, whose arguments come first, with options.
 
-    The first eight arguments are the operator's. ``scales`` are empty without ``layer_norm``,
+    ``scales`` are empty without ``layer_norm``,
     else its weight and bias.
     """
     if batch_sizes is not None and is_tracing():
@@ -67,7 +108,7 @@ def run_step_by_step(
         h0 = h0.float()
     if c0.dtype != input.dtype:
         c0 = c0.float()
-    mask = F.dropout(torch.ones_like(h0), recurrent_dropout, training)
+    mask = F.dropout(torch.ones_like(h0), options.recurrent_dropout, options.training)
     h, cell = h0, c0
     outputs: List[Tensor] = []
     all_cells: List[Tensor] = []
@@ -87,8 +128,8 @@ def run_step_by_step(
             new_h, new_cell = torch.ops.lltm.forward(
                 steps[step], weights, bias, recurrent, old_cell
             )
-        new_h = _zoned_out(old_h, new_h, zoneout, training)
-        new_cell = _zoned_out(old_cell, new_cell, zoneout, training)
+        new_h = _zoned_out(old_h, new_h, options)
+        new_cell = _zoned_out(old_cell, new_cell, options)
         outputs.append(new_h)
         all_cells.append(new_cell)
         h, cell = torch.cat([new_h, h[size:]]), torch.cat([new_cell, cell[size:]])
@@ -100,15 +141,15 @@ def run_step_by_step(
     return torch.cat(outputs), torch.cat(all_cells)
 
 
-def _zoned_out(old: Tensor, new: Tensor, zoneout: float, training: bool) -> Tensor:
-    if zoneout == 0:
+def _zoned_out(old: Tensor, new: Tensor, options: Options) -> Tensor:
+    if options.zoneout == 0:
         return new
     old = old.to(new.dtype)  # under autocast the initial state has another dtype
-    if training:
+    if options.training:
         # In float32: half types cannot tell small probabilities apart.
-        kept = torch.rand_like(new, dtype=torch.float32) < zoneout
+        kept = torch.rand_like(new, dtype=torch.float32) < options.zoneout
         return torch.where(kept, old, new)
-    return torch.lerp(new, old, zoneout)
+    return torch.lerp(new, old, options.zoneout)
 
 
 def _layer_norm_cell(

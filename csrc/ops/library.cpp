@@ -1,6 +1,6 @@
-#include "ops/lltm.h"
-
 #include "ops/dispatch.h"
+#include "ops/lltm.h"
+#include "ops/lltm_sequence.h"
 
 #include <torch/library.h>
 #include <torch/version.h>
@@ -20,6 +20,20 @@ ForwardWithGatesResult _forward_with_gates(const ForwardArguments& arguments) {
 
 BackwardResult backward(const BackwardArguments& arguments) {
   return call<backward>("lltm::backward", arguments);
+}
+
+ForwardResult sequence_forward(const SequenceForwardArguments& arguments) {
+  return call<sequence_forward>("lltm::sequence_forward", arguments);
+}
+
+ForwardWithGatesResult _sequence_forward_with_gates(
+    const SequenceForwardArguments& arguments) {
+  return call<_sequence_forward_with_gates>(
+      "lltm::_sequence_forward_with_gates", arguments);
+}
+
+BackwardResult sequence_backward(const SequenceBackwardArguments& arguments) {
+  return call<sequence_backward>("lltm::sequence_backward", arguments);
 }
 
 namespace {
@@ -44,7 +58,7 @@ std::string build_info() {
 
 // Kernels are registered at the end of the files of ../cpu and ../cuda, and of
 // autograd.cpp, autocast.cpp, vmap.cpp and meta.cpp. Devices without kernels,
-// and what these cannot do, take lltm_composite.cpp.
+// and what these cannot do, take the composite formulas.
 //
 // flexible_layout: the kernels take any strides, so torch.compile need not copy
 // an argument to give it the strides that it had in eager mode.
@@ -66,6 +80,24 @@ TORCH_LIBRARY(lltm, m) {
       "bool[5] output_mask=[True, True, True, True, True]) "
       "-> (Tensor d_input, Tensor d_weights, Tensor d_bias, Tensor d_old_h, "
       "Tensor d_old_cell)",
+      tags);
+  m.def(
+      "sequence_forward(Tensor input, Tensor weights, Tensor bias, Tensor h0, "
+      "Tensor c0, Tensor? batch_sizes=None, bool reverse=False, "
+      "Tensor? resets=None) -> (Tensor output, Tensor cells)",
+      tags);
+  m.def(
+      "_sequence_forward_with_gates(Tensor input, Tensor weights, Tensor bias, "
+      "Tensor h0, Tensor c0, Tensor? batch_sizes=None, bool reverse=False, "
+      "Tensor? resets=None) -> (Tensor output, Tensor cells, Tensor gates)",
+      tags);
+  m.def(
+      "sequence_backward(Tensor grad_output, Tensor? grad_cells, Tensor output,"
+      " Tensor cells, Tensor gates, Tensor input, Tensor weights, Tensor h0, "
+      "Tensor? batch_sizes=None, bool reverse=False, Tensor? resets=None, "
+      "bool[5] output_mask=[True, True, True, True, True]) "
+      "-> (Tensor d_input, Tensor d_weights, Tensor d_bias, Tensor d_h0, "
+      "Tensor d_c0)",
       tags);
   m.def("_build_info() -> str", &build_info);
 }
