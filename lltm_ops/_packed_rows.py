@@ -10,7 +10,7 @@ from typing import List, Optional  # noqa: UP035  # TorchScript knows no list[] 
 import torch
 from torch import Tensor
 
-from lltm_ops._checks import in_a_graph, is_tracing
+from lltm_ops._checks import in_a_graph, is_tracing, may_differ
 
 
 def batch_of(batch_sizes: Tensor, input: Tensor) -> int:
@@ -48,37 +48,42 @@ def last_state(
     states: Tensor, initial: Tensor, last_rows: Optional[Tensor], reverse: bool
 ) -> Tensor:
     """The state after the step that runs last; each packed sequence has its own last step."""
-    if in_a_graph():
-        return _traced_last_state(states, initial, last_rows, reverse)
+    if last_rows is not None:
+        return _last_packed_state(states, initial, last_rows, reverse)
+    if may_differ(states.size(0)):
+        return _last_state_of_any_time(states, initial, reverse)
     if states.size(0) == 0:
         return initial.to(states.dtype)  # under autocast the initial state has another
-    if last_rows is not None:
-        return states[: initial.size(0)] if reverse else states.index_select(0, last_rows)
     return states[0] if reverse else states[-1]
 
 
-def _traced_last_state(
-    states: Tensor, initial: Tensor, last_rows: Optional[Tensor], reverse: bool
-) -> Tensor:
-    """The same for any number of rows, none included, without a condition on it.
+def _last_packed_state(states: Tensor, initial: Tensor, last_rows: Tensor, reverse: bool) -> Tensor:
+    if in_a_graph():
+        # A graph has no condition on the number of rows, for the reason below. Where there are
+        # none, last_rows are the first ones, too.
+        states = torch.cat([states, initial.to(states.dtype)])
+    elif states.size(0) == 0:
+        return initial.to(states.dtype)
+    return states[: initial.size(0)] if reverse else states.index_select(0, last_rows)
+
+
+def _last_state_of_any_time(states: Tensor, initial: Tensor, reverse: bool) -> Tensor:
+    """The same for any number of steps, none included, without a condition on it.
 
     torch.export decides a condition on a size as if the size were 2 or more, but lets the
     exported program run with less.
     """
-    # Crops rows to the first or the last one, and pads where there are none.
+    # Crops the steps to the first or the last one, and pads where there are none. Of a fixed size,
+    # torch.onnx.export warns that it cannot compute such a pad.
     added = 1 - states.size(0)
     one_row = [0, added] if reverse else [added, 0]
     ran = torch.constant_pad_nd(states.new_ones([states.size(0)], dtype=torch.bool), one_row)
-    if last_rows is None:
-        last = torch.constant_pad_nd(states, [0, 0, 0, 0] + one_row)[0]
-    else:
-        padded = torch.constant_pad_nd(states, [0, 0, 0, initial.size(0)])
-        last = padded[: initial.size(0)] if reverse else padded.index_select(0, last_rows)
+    last = torch.constant_pad_nd(states, [0, 0, 0, 0] + one_row)[0]
     return torch.where(ran, last, initial.to(states.dtype))
 
 
 def last_rows_of(batch_sizes: Tensor, batch: int) -> Tensor:
-    """The rows of the last step of each packed sequence; any rows if there are no steps."""
+    """The rows of the last step of each packed sequence; the first if there are no steps."""
     # How many steps have each number of sequences. A comparison of all steps with all sequences
     # would take memory for the longest sequence times the batch, however few rows there are.
     of_size = batch_sizes.new_zeros([batch + 1])

@@ -6,13 +6,13 @@ TorchScript reads the annotations.
 
 from __future__ import annotations
 
-from typing import List, NamedTuple, Optional, Tuple
+from typing import List, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lltm_ops._checks import check_resets, check_states, fault_of_tensors, is_tracing
+from lltm_ops._direction import Options, run_direction
 from lltm_ops._packed_rows import (
     batch_of,
     last_rows_of,
@@ -20,64 +20,10 @@ from lltm_ops._packed_rows import (
     reversed_resets,
     sequence_of_row,
 )
-from lltm_ops._step_by_step import run_step_by_step
-
-
-class Options(NamedTuple):
-    """Arguments of the layer's constructor, and whether it trains."""
-
-    input_size: int
-    hidden_size: int
-    num_layers: int
-    bidirectional: bool
-    bias: bool
-    dropout: float
-    variational_dropout: bool
-    recurrent_dropout: float
-    zoneout: float
-    layer_norm: bool
-    training: bool
 
 
 def states_per_call(options: Options) -> int:
     return 2 * options.num_layers if options.bidirectional else options.num_layers
-
-
-def run_layers_or_explain(
-    options: Options,
-    parameters: List[Tensor],
-    input: Tensor,
-    hx: Optional[Tuple[Tensor, Tensor]],
-    batch_sizes: Optional[Tensor],
-    resets: Optional[Tensor],
-) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Calls :func:`run_layers`.
-
-    If an operator refuses the layout, device or dtype of input or state, this says so in the names
-    of the layer. The operator's other words stay. TorchScript cannot compile it.
-    """
-    if torch.compiler.is_compiling():
-        fault = _fault(parameters[0], input, hx)
-        if fault is not None:
-            raise fault
-        return run_layers(options, parameters, input, hx, batch_sizes, resets)
-    try:
-        return run_layers(options, parameters, input, hx, batch_sizes, resets)
-    except RuntimeError:
-        fault = _fault(parameters[0], input, hx)
-        if fault is not None:
-            raise fault from None
-        raise
-
-
-def _fault(
-    weights: Tensor,
-    input: Tensor,
-    hx: Optional[Tuple[Tensor, Tensor]],
-) -> Optional[Exception]:
-    state = {} if hx is None else {"h_0": hx[0], "c_0": hx[1]}
-    # nn.LSTM raises ValueError for the dtype of input, and nn.LSTMCell RuntimeError.
-    return fault_of_tensors("lltm_ops.LLTM", ValueError, weights, input, state)
 
 
 def run_layers(
@@ -89,12 +35,17 @@ def run_layers(
     resets: Optional[Tensor],
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     """Returns output and cells of the last layer, and h_n and c_n of all."""
-    _check_input(options, input, batch_sizes, resets)
-    h_0, c_0 = _initial_states(options, input, hx, batch_sizes)
-    # A trace checks the number of what it unbinds, and would let h_0[i] pass with more states.
+    h_0, c_0 = _initial_states(options, input, batch_sizes) if hx is None else hx
+    # A trace keeps the number of what it unbinds, and would let h_0[i] pass with more states.
     h_0s, c_0s = h_0.unbind(), c_0.unbind()
+    states = states_per_call(options)
+    if len(h_0s) != states or len(c_0s) != states:
+        raise RuntimeError(
+            "lltm_ops.LLTM: expected h_0 and c_0 to begin with a dimension of num_layers * "
+            f"directions = {states}, but got {len(h_0s)} and {len(c_0s)}"
+        )
     directions = 2 if options.bidirectional else 1
-    each = len(parameters) // states_per_call(options)
+    each = len(parameters) // states
     # Both are computed after the first direction has run, whose operator checks resets and
     # batch_sizes.
     last_rows: Optional[Tensor] = None
@@ -112,7 +63,7 @@ def run_layers(
             reverse = direction == 1
             if reverse and resets is not None and resets_of_reverse is None:
                 resets_of_reverse = reversed_resets(resets, batch_sizes)
-            output, cells = _run_direction(
+            output, cells = run_direction(
                 options, parameters[i * each : (i + 1) * each],
                 input, h_0s[i], c_0s[i], batch_sizes, reverse,
                 resets_of_reverse if reverse else resets,
@@ -128,51 +79,11 @@ def run_layers(
     return output, cells, torch.stack(last_h), torch.stack(last_c)
 
 
-def _check_input(
-    options: Options,
-    input: Tensor,
-    batch_sizes: Optional[Tensor],
-    resets: Optional[Tensor],
-) -> None:
-    if batch_sizes is not None:
-        if input.dim() != 2:
-            raise ValueError(
-                "lltm_ops.LLTM: expected input beside batch_sizes to have 2 dimensions "
-                f"[rows, input_size], but got {input.dim()}"
-            )
-        if resets is not None:
-            check_resets(resets, "[rows]", [input.size(0)])
-    elif input.dim() != 3:
-        raise ValueError(
-            "lltm_ops.LLTM: expected input to have 2 dimensions [time, input_size] or 3 with a "
-            f"batch, but got {input.dim()}"
-        )
-    if not is_tracing() and input.size(-1) != options.input_size:
-        raise RuntimeError(
-            f"lltm_ops.LLTM: expected input to have input_size = {options.input_size} features, "
-            f"but got {input.size(-1)}"
-        )
-
-
 def _initial_states(
-    options: Options,
-    input: Tensor,
-    hx: Optional[Tuple[Tensor, Tensor]],
-    batch_sizes: Optional[Tensor],
+    options: Options, input: Tensor, batch_sizes: Optional[Tensor]
 ) -> Tuple[Tensor, Tensor]:
-    """Returns hx, or zeros if there is none."""
-    states, hidden_size = states_per_call(options), options.hidden_size
-    if hx is not None:
-        if batch_sizes is None:
-            check_states(hx, [states, input.size(1), hidden_size])
-        else:
-            # h_0 and c_0 are compared with each other. The kernels compare their batch with
-            # batch_sizes, whose values a compiler has not.
-            batch = hx[0].size(1) if hx[0].dim() == 3 else 0
-            check_states(hx, [states, batch, hidden_size], batch_is_known=False)
-        return hx
     batch = input.size(1) if batch_sizes is None else batch_of(batch_sizes, input)
-    zeros = input.new_zeros([states, batch, hidden_size])
+    zeros = input.new_zeros([states_per_call(options), batch, options.hidden_size])
     return zeros, zeros
 
 
@@ -189,28 +100,3 @@ def _dropped_out(
     if batch_sizes is not None:
         mask = mask.index_select(0, sequence_of_row(batch_sizes, input.size(0)).to(mask.device))
     return input * mask
-
-
-def _run_direction(
-    options: Options,
-    parameters: List[Tensor],
-    input: Tensor,
-    h_0: Tensor,
-    c_0: Tensor,
-    batch_sizes: Optional[Tensor],
-    reverse: bool,
-    resets: Optional[Tensor],
-) -> Tuple[Tensor, Tensor]:
-    weights = parameters[0]
-    bias = parameters[1] if options.bias else weights.new_zeros(3 * options.hidden_size)
-    drops_out = options.training and options.recurrent_dropout > 0
-    if not options.layer_norm and options.zoneout == 0 and not drops_out:
-        output, cells = torch.ops.lltm.sequence_forward(
-            input, weights, bias, h_0, c_0, batch_sizes, reverse, resets
-        )
-        return output, cells
-    return run_step_by_step(
-        input, weights, bias, h_0, c_0, batch_sizes, reverse, resets,
-        parameters[-2:] if options.layer_norm else parameters[:0],
-        options.recurrent_dropout, options.zoneout, options.training,
-    )  # fmt: skip

@@ -41,7 +41,7 @@ def forward(
     Raises:
         RuntimeError: if an argument is undefined, sparse, or of the wrong device, dtype or shape.
 
-    Source: ``csrc/ops/lltm.cpp`` (schema), ``csrc/cpu/lltm_forward.cpp``,
+    Source: ``csrc/ops/library.cpp`` (schema), ``csrc/cpu/lltm_forward.cpp``,
     ``csrc/cuda/lltm_kernel.cu``. The same as ``torch.ops.lltm.forward``.
     """
     return torch.ops.lltm.forward(input, weights, bias, old_h, old_cell)  # type: ignore[no-any-return]
@@ -75,7 +75,7 @@ def backward(
     Raises:
         RuntimeError: if an argument is undefined, sparse, or of the wrong device, dtype or shape.
 
-    Source: ``csrc/ops/gate_gradients.h``, and the files of :func:`forward`. The same as
+    Source: ``csrc/ops/gate_math.h``, and the files of :func:`forward`. The same as
     ``torch.ops.lltm.backward``.
     """
     return torch.ops.lltm.backward(  # type: ignore[no-any-return]
@@ -118,7 +118,7 @@ def sequence_forward(
         RuntimeError: if an argument is undefined, sparse, or of the wrong device, dtype, shape, or
             if ``batch_sizes`` do not belong to ``input`` and ``h0``.
 
-    Source: ``csrc/ops/lltm_sequence.cpp`` (schema), ``csrc/cpu/lltm_sequence_forward.cpp``,
+    Source: ``csrc/ops/library.cpp`` (schema), ``csrc/cpu/lltm_sequence_forward.cpp``,
     ``csrc/cuda/lltm_sequence_kernel.cu``. The same as ``torch.ops.lltm.sequence_forward``.
     """
     return torch.ops.lltm.sequence_forward(  # type: ignore[no-any-return]

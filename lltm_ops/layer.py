@@ -14,21 +14,16 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import PackedSequence
 
 from lltm_ops._checks import (
+    check_hx,
     check_probability,
-    check_resets,
-    check_states,
     check_tensor,
     flag_as_bool,
-    refuse_hx,
+    in_a_graph,
     size_as_int,
 )
+from lltm_ops._direction import Options
 from lltm_ops._leaf_module import LeafModule
-from lltm_ops._stacked_layers import (
-    Options,
-    run_layers,
-    run_layers_or_explain,
-    states_per_call,
-)
+from lltm_ops._stacked_layers import run_layers
 
 
 # TorchScript reads the annotations of methods, and knows neither tuple[] nor "|" on old Pythons.
@@ -93,9 +88,9 @@ class LLTM(LeafModule):
         TypeError: for sizes that are not integers, options that are not bools, and arguments of a
             call that are not tensors.
         ValueError: from the constructor, for sizes and probabilities out of range; from the call,
-            for input of another number of dimensions or another dtype.
-        RuntimeError: from the call, for tensors of other sizes, and as
-            :func:`lltm_ops.sequence_forward`.
+            for input of another number of dimensions.
+        RuntimeError: from the call, for another number of layers or directions, and as
+            :func:`lltm_ops.sequence_forward`, in its names: ``h0`` is one of ``h_0``.
 
     Example::
 
@@ -228,25 +223,35 @@ class LLTM(LeafModule):
             parameters = _parameters_in_order(self)
         check_tensor("lltm_ops.LLTM", "input", input, "a tensor or a PackedSequence")
         is_padded = batch_sizes is None
+        if is_padded and input.dim() != 2 and input.dim() != 3:
+            raise ValueError(
+                "lltm_ops.LLTM: expected input to have 2 dimensions [time, input_size] or 3 with a "
+                f"batch, but got {input.dim()}"
+            )
+        if resets is not None and resets.dim() != input.dim() - 1:
+            raise RuntimeError(
+                "lltm_ops.LLTM: expected resets to have all dimensions of input but the last, "
+                f"{input.dim() - 1}, but got {resets.dim()}"
+            )
         has_no_batch = is_padded and input.dim() == 2
         has_batch_first = is_padded and input.dim() == 3 and self.batch_first
         if has_no_batch:
             if hx is not None:
-                check_states(hx, [states_per_call(options), self.hidden_size])
                 hx = (hx[0].unsqueeze(1), hx[1].unsqueeze(1))
             if resets is not None:
-                check_resets(resets, "[time]", list(input.shape[:1]))
                 resets = resets.unsqueeze(1)
             input = input.unsqueeze(1)
         elif has_batch_first:
             if resets is not None:
-                check_resets(resets, "[batch, time]", list(input.shape[:2]))
+                # The operator would name the sizes in its own order. In a graph it does.
+                if not in_a_graph() and resets.shape != input.shape[:2]:
+                    raise RuntimeError(
+                        "lltm_ops.LLTM: expected resets to have shape [batch, time] = "
+                        f"{list(input.shape[:2])}, but got {list(resets.shape)}"
+                    )
                 resets = resets.transpose(0, 1)
             input = input.transpose(0, 1)
-        if torch.jit.is_scripting():  # type: ignore[attr-defined]
-            results = run_layers(options, parameters, input, hx, batch_sizes, resets)
-        else:
-            results = run_layers_or_explain(options, parameters, input, hx, batch_sizes, resets)
+        results = run_layers(options, parameters, input, hx, batch_sizes, resets)
         output, cells, h_n, c_n = results
         if has_no_batch:
             output, cells = output.squeeze(1), cells.squeeze(1)
@@ -281,10 +286,7 @@ def _check_types(
     batch_sizes: Optional[Tensor],
 ) -> None:
     if hx is not None:
-        if not isinstance(hx, (tuple, list)) or len(hx) != 2:
-            refuse_hx("lltm_ops.LLTM", "(h_0, c_0)", hx)
-        check_tensor("lltm_ops.LLTM", "h_0", hx[0])
-        check_tensor("lltm_ops.LLTM", "c_0", hx[1])
+        check_hx("lltm_ops.LLTM", ("h_0", "c_0"), hx)
     if resets is not None:
         check_tensor("lltm_ops.LLTM", "resets", resets)
     if batch_sizes is not None:
@@ -321,15 +323,16 @@ def _run_packed_sequence(
     check_tensor("lltm_ops.LLTM", "input", data)
     if hx is not None:
         if sorted_indices is not None:
-            # index_select would take other rows in silence. Without sorted_indices, run_layers()
-            # compares h_0 with c_0, and the kernels compare them with batch_sizes.
+            # index_select would take other rows in silence.
             batch = sorted_indices.size(0)
-            check_states(hx, [states_per_call(options), batch, options.hidden_size])
+            if hx[0].size(1) != batch or hx[1].size(1) != batch:
+                raise RuntimeError(
+                    f"lltm_ops.LLTM: expected h_0 and c_0 to have a batch of {batch}, as the "
+                    f"PackedSequence has, but got {list(hx[0].shape)} and {list(hx[1].shape)}"
+                )
         hx = permuted(hx, sorted_indices)
     parameters = _parameters_in_order(layer)
-    output, cells, h_n, c_n = run_layers_or_explain(
-        options, parameters, data, hx, batch_sizes, resets
-    )
+    output, cells, h_n, c_n = run_layers(options, parameters, data, hx, batch_sizes, resets)
     packed, state = PackedSequence(output, *input[1:]), permuted((h_n, c_n), unsorted_indices)
     if layer.return_cells:
         return packed, state, PackedSequence(cells, *input[1:])

@@ -391,6 +391,7 @@ ForwardWithGatesResult forward_kernel_impl(const ForwardArguments& a) {
             .old_h = old_h->const_data_ptr<scalar_t>(),
             .pointers =
                 {.state_size = state_size,
+                 .math = CellMath<at::opmath_type<scalar_t>>(a),
                  .bias = bias_in_opmath.data(),
                  .old_cell = old_cell_in_opmath.data(),
                  .next_cell = nullptr,

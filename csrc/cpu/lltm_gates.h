@@ -42,6 +42,7 @@ struct CellPointers {
   using opmath_t = at::opmath_type<scalar_t>;
 
   int64_t state_size;
+  CellMath<opmath_t> math;
   const opmath_t* bias;
   const opmath_t* old_cell;
   // new_cell before it is rounded, for the next step of a sequence. Null: not
@@ -99,6 +100,7 @@ struct Gates {
   C10_ALWAYS_INLINE void some_units(int64_t row, int64_t unit, int64_t units)
       const {
     const auto& p = pointers;
+    const auto math = p.math;
     const auto at = (first_row + row) * p.state_size + unit;
     opmath_t bias[kGates][kUnits], sums[kGates][kUnits], cell[kUnits];
     scalar_t gates[kGates][kUnits], new_cell[kUnits], new_h[kUnits];
@@ -113,7 +115,7 @@ struct Gates {
     // change the limits of gate_math.h, and would not vectorise the loop.
 #pragma GCC ivdep
     for (int64_t i = 0; i < kUnits; ++i) {
-      const auto out = cell_forward<opmath_t>(
+      const auto out = math.forward(
           sums[0][i] + bias[0][i],
           sums[1][i] + bias[1][i],
           sums[2][i] + bias[2][i],

@@ -2,7 +2,7 @@
 
 #include "cpu/primitives/convert.h"
 #include "cpu/primitives/matrix.h"
-#include "ops/gate_gradients.h"
+#include "ops/gate_math.h"
 
 #include <ATen/OpMathType.h>
 #include <c10/macros/Macros.h>
@@ -19,6 +19,7 @@ struct GatesBackward {
   using opmath_t = at::opmath_type<scalar_t>;
 
   int64_t state_size;
+  CellMath<opmath_t> math;
   int64_t first_unit;
   int64_t end_unit;
   const scalar_t* grad_h;
@@ -55,8 +56,9 @@ struct GatesBackward {
       gemm_t* __restrict__ d_gates,
       const opmath_t* __restrict__ d_h,
       opmath_t* __restrict__ d_cell) const {
+    const auto math = this->math; // no store changes it
     for (auto i = first_unit; i < end_unit; ++i) {
-      const auto out = cell_backward<opmath_t>(
+      const auto out = math.backward(
           load(grad_h[i]) + d_h[i],
           load(grad_cell[i]) + d_cell[i],
           lltm::tanh(load(new_cell[i])),

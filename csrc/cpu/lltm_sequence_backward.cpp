@@ -46,6 +46,7 @@ BackwardResult backward_kernel_impl(
       [&] {
         backward_steps<scalar_t>({
             .sizes = {a.h0.size(0), a.input.size(-1), a.h0.size(1)},
+            .math = CellMath<at::opmath_type<scalar_t>>(a),
             .gradients = pointers_to<scalar_t>(result),
             .steps = steps,
             .has_batch_sizes = a.batch_sizes.has_value(),
@@ -66,15 +67,7 @@ BackwardResult backward_kernel_impl(
 BackwardResult backward_kernel(const BackwardArguments& a) {
   check_arguments(a);
   return backward_kernel_impl(
-      {.grad_output = a.grad_h,
-       .grad_cells = a.grad_cell,
-       .output = a.new_cell, // no step reads the h of a step before it
-       .cells = a.new_cell,
-       .gates = a.gates,
-       .input = a.input,
-       .weights = a.weights,
-       .h0 = a.old_h,
-       .output_mask = a.output_mask},
+      as_sequence(a),
       {{.first_row = 0, .rows = a.input.size(0), .carried = 0}});
 }
 

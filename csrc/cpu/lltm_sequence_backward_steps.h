@@ -25,6 +25,7 @@ namespace lltm {
 template <typename scalar_t>
 struct BackwardPointers {
   CellSizes sizes;
+  CellMath<at::opmath_type<scalar_t>> math;
   GradientPointers<scalar_t> gradients;
   const std::vector<SequenceStep>& steps;
   bool has_batch_sizes;
@@ -125,6 +126,7 @@ class BackwardRecurrence {
     vectorized(
         GatesBackward<scalar_t, gemm_t>{
             .state_size = a_.sizes.state_size,
+            .math = a_.math,
             .first_unit = units.begin,
             .end_unit = units.end,
             .grad_h = a_.grad_output + first,

@@ -41,6 +41,7 @@ struct SequenceForwardPointers {
   using opmath_t = at::opmath_type<scalar_t>;
 
   CellSizes sizes;
+  CellMath<opmath_t> math;
   const std::vector<SequenceStep>& steps;
   bool has_batch_sizes;
   const scalar_t* input;
@@ -69,6 +70,7 @@ struct SequenceForwardPointers {
     const auto at = (steps[i].first_row + rows.begin) * size;
     return {
         .state_size = size,
+        .math = math,
         .bias = bias,
         .old_cell = state,
         .next_cell = state,
@@ -411,10 +413,12 @@ ForwardWithGatesResult sequence_forward_kernel_impl(
       a.input.scalar_type(),
       "lltm_sequence_forward_cpu",
       [&] {
-        const Scratch<at::opmath_type<scalar_t>> states(c0->numel());
+        using opmath_t = at::opmath_type<scalar_t>;
+        const Scratch<opmath_t> states(c0->numel());
         convert(c0->const_data_ptr<scalar_t>(), states.data(), c0->numel());
         sequence_forward_steps<scalar_t>({
             .sizes = {a.h0.size(0), a.input.size(-1), state_size},
+            .math = CellMath<opmath_t>(a),
             .steps = steps,
             .has_batch_sizes = a.batch_sizes.has_value(),
             .input = input->const_data_ptr<scalar_t>(),

@@ -29,6 +29,7 @@ ForwardWithGatesResult forward_impl(const ForwardArguments& a) {
             batch,
             state_size,
             ForwardUnit<scalar_t, write_gates>{
+                .math = CellMath<at::opmath_type<scalar_t>>(a),
                 .state_size = state_size,
                 .gates = gates.mutable_data_ptr<scalar_t>(),
                 .old_cell = old_cell->const_data_ptr<scalar_t>(),
@@ -65,6 +66,7 @@ BackwardResult backward_impl(const BackwardArguments& a) {
             batch,
             state_size,
             BackwardUnit<scalar_t>{
+                .math = CellMath<at::opmath_type<scalar_t>>(a),
                 .state_size = state_size,
                 .grad_h = grad_h->const_data_ptr<scalar_t>(),
                 .grad_cell = grad_cell->const_data_ptr<scalar_t>(),

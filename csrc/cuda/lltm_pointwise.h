@@ -1,6 +1,6 @@
 #pragma once
 
-#include "ops/gate_gradients.h"
+#include "ops/gate_math.h"
 
 #include <ATen/OpMathType.h>
 
@@ -15,6 +15,7 @@ namespace lltm {
 // them.
 template <bool write_gates, typename scalar_t, typename opmath_t>
 LLTM_INLINE CellForward<opmath_t> unit_forward(
+    const CellMath<opmath_t>& math,
     scalar_t* gates,
     const opmath_t* added,
     int64_t state_size,
@@ -23,7 +24,7 @@ LLTM_INLINE CellForward<opmath_t> unit_forward(
     const opmath_t product = gates[gate * state_size];
     return added == nullptr ? product : product + added[gate * state_size];
   };
-  const auto out = cell_forward<opmath_t>(sum(0), sum(1), sum(2), old_cell);
+  const auto out = math.forward(sum(0), sum(1), sum(2), old_cell);
   if constexpr (write_gates) {
     gates[0] = out.input_gate;
     gates[state_size] = out.output_gate;
@@ -35,13 +36,14 @@ LLTM_INLINE CellForward<opmath_t> unit_forward(
 // Returns d_old_cell. d_gates: null if they are not needed.
 template <typename scalar_t, typename opmath_t>
 LLTM_INLINE opmath_t unit_backward(
+    const CellMath<opmath_t>& math,
     opmath_t grad_h,
     opmath_t grad_cell,
     opmath_t new_cell,
     const scalar_t* gates,
     scalar_t* d_gates,
     int64_t state_size) {
-  const auto out = cell_backward<opmath_t>(
+  const auto out = math.backward(
       grad_h,
       grad_cell,
       lltm::tanh(new_cell),
@@ -58,6 +60,9 @@ LLTM_INLINE opmath_t unit_backward(
 
 template <typename scalar_t, bool write_gates>
 struct ForwardUnit {
+  using opmath_t = at::opmath_type<scalar_t>;
+
+  CellMath<opmath_t> math;
   int64_t state_size;
   scalar_t* gates;
   const scalar_t* old_cell;
@@ -66,8 +71,8 @@ struct ForwardUnit {
 
   LLTM_INLINE void operator()(int64_t row, int64_t i) const {
     const int64_t unit = row * state_size + i;
-    using opmath_t = at::opmath_type<scalar_t>;
     const auto out = unit_forward<write_gates>(
+        math,
         gates + row * 3 * state_size + i,
         static_cast<const opmath_t*>(nullptr),
         state_size,
@@ -79,6 +84,9 @@ struct ForwardUnit {
 
 template <typename scalar_t>
 struct BackwardUnit {
+  using opmath_t = at::opmath_type<scalar_t>;
+
+  CellMath<opmath_t> math;
   int64_t state_size;
   const scalar_t* grad_h;
   const scalar_t* grad_cell;
@@ -88,10 +96,10 @@ struct BackwardUnit {
   scalar_t* d_cell;
 
   LLTM_INLINE void operator()(int64_t row, int64_t i) const {
-    using opmath_t = at::opmath_type<scalar_t>;
     const int64_t unit = row * state_size + i;
     const int64_t gate = row * 3 * state_size + i;
     d_cell[unit] = unit_backward(
+        math,
         opmath_t(grad_h[unit]),
         opmath_t(grad_cell[unit]),
         opmath_t(new_cell[unit]),
@@ -118,6 +126,7 @@ template <typename scalar_t, bool write_gates>
 struct SequenceForwardUnit {
   using opmath_t = at::opmath_type<scalar_t>;
 
+  CellMath<opmath_t> math;
   int64_t state_size;
   int64_t rows;
   scalar_t* products;              // those with input, plus bias
@@ -133,7 +142,11 @@ struct SequenceForwardUnit {
     if (row < rows) {
       const int64_t gate = row * 3 * state_size + i;
       const auto out = unit_forward<write_gates>(
-          products + gate, products_with_h + gate, state_size, cell[unit]);
+          math,
+          products + gate,
+          products_with_h + gate,
+          state_size,
+          cell[unit]);
       output[unit] = out.new_h;
       cells[unit] = out.new_cell;
       h[unit] = out.new_h;
@@ -153,6 +166,7 @@ template <typename scalar_t>
 struct SequenceBackwardUnit {
   using opmath_t = at::opmath_type<scalar_t>;
 
+  CellMath<opmath_t> math;
   int64_t state_size;
   int64_t rows;
   const scalar_t* grad_output;
@@ -173,6 +187,7 @@ struct SequenceBackwardUnit {
     if (row < rows) {
       const int64_t gate = row * 3 * state_size + i;
       d_cell[unit] = unit_backward(
+          math,
           opmath_t(grad_output[unit]) + d_h[unit],
           opmath_t(grad_cells == nullptr ? scalar_t(0) : grad_cells[unit]) +
               d_cell[unit],

@@ -30,7 +30,8 @@ class BackwardSteps {
       const SequenceBackwardArguments& a,
       const std::vector<SequenceStep>& steps,
       const at::Tensor& d_gates)
-      : steps_(steps),
+      : a_(a),
+        steps_(steps),
         grad_output_(as_rows(a.grad_output)),
         grad_cells_(a.grad_cells ? as_rows(*a.grad_cells) : at::Tensor()),
         cells_(as_rows(a.cells)),
@@ -59,7 +60,7 @@ class BackwardSteps {
     return AT_DISPATCH_REDUCED_FLOATING_TYPES(
         gates_.scalar_type(), "lltm_backward", [&] {
           recurrence::Backward<scalar_t> args{};
-          set_common(args, *sequence_, weights_for_h_, resets_);
+          set_common(args, a_, *sequence_, weights_for_h_, resets_);
           args.last =
               cursor_of(steps_, sequence_->steps - 1, sequence_->reverse);
           args.gates = gates_.const_data_ptr<scalar_t>();
@@ -106,6 +107,7 @@ class BackwardSteps {
               std::max(step.rows, next_resets.rows),
               d_h.size(1),
               SequenceBackwardUnit<scalar_t>{
+                  .math = CellMath<opmath_t>(a_),
                   .state_size = d_h.size(1),
                   .rows = step.rows,
                   .grad_output = const_rows<scalar_t>(grad_output_, step),
@@ -119,6 +121,7 @@ class BackwardSteps {
         });
   }
 
+  const SequenceBackwardArguments& a_;
   const std::vector<SequenceStep>& steps_;
   const at::Tensor grad_output_;
   const at::Tensor grad_cells_; // or undefined: zeros

@@ -22,7 +22,8 @@ class ForwardSteps {
       const std::vector<SequenceStep>& steps,
       const at::Tensor& output,
       const at::Tensor& cells)
-      : steps_(steps),
+      : a_(a),
+        steps_(steps),
         reverse_(a.reverse),
         weights_for_h_(a.weights.narrow(1, 0, a.h0.size(1))),
         h0_(aligned(a.h0)),
@@ -64,7 +65,7 @@ class ForwardSteps {
     return AT_DISPATCH_REDUCED_FLOATING_TYPES(
         h0_.scalar_type(), "lltm_forward", [&] {
           recurrence::Forward<scalar_t> args{};
-          set_common(args, *sequence_, weights_for_h_, resets_);
+          set_common(args, a_, *sequence_, weights_for_h_, resets_);
           args.launch_steps = static_cast<int32_t>(chunk.end - chunk.begin);
           args.first_step = cursor_of(steps_, chunk.begin, reverse_);
           if (chunk.begin > 0) {
@@ -117,6 +118,7 @@ class ForwardSteps {
               std::max(step.rows, next_resets.rows),
               h_.size(1),
               SequenceForwardUnit<scalar_t, write_gates>{
+                  .math = CellMath<at::opmath_type<scalar_t>>(a_),
                   .state_size = h_.size(1),
                   .rows = step.rows,
                   .products = products.mutable_data_ptr<scalar_t>(),
@@ -131,6 +133,7 @@ class ForwardSteps {
         });
   }
 
+  const SequenceForwardArguments& a_;
   const std::vector<SequenceStep>& steps_;
   const bool reverse_;
   at::Tensor weights_for_h_;

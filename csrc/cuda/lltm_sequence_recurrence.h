@@ -116,12 +116,14 @@ cursor_of(const std::vector<SequenceStep>& steps, int64_t i, bool reverse) {
       steps[i].first_row};
 }
 
-template <typename scalar_t>
+template <typename scalar_t, typename OfOperator>
 void set_common(
     recurrence::Arguments<scalar_t>& args,
+    const OfOperator& a,
     const recurrence::Sequence& sequence,
     const at::Tensor& weights_for_h,
     const at::Tensor& resets) {
+  args.math = CellMath<float>(a);
   args.sequence = sequence;
   args.state_size = static_cast<int32_t>(weights_for_h.size(1));
   args.weights = weights_for_h.const_data_ptr<scalar_t>();

@@ -79,56 +79,13 @@ variable_list apply(const Arguments& arguments, First... first) {
       arguments.fields());
 }
 
-// The cell and sequences are differentiated alike, but their backward takes
-// other arguments. The gradients among these are not known yet, and stay empty.
-
-void save_for_backward(
-    AutogradContext* ctx,
-    const ForwardArguments& a,
-    const ForwardWithGatesResult& results) {
-  const auto& [new_h, new_cell, gates] = results;
-  // An optimizer may change weights of which backward needs only the shape.
-  const bool needs_weights = a.input.requires_grad() || a.old_h.requires_grad();
-  save(
-      ctx,
-      BackwardArguments{
-          .grad_h = {},
-          .grad_cell = {},
-          .new_cell = new_cell,
-          .gates = gates,
-          .input = a.input,
-          .weights = needs_weights
-              ? a.weights
-              : gates.new_empty_strided_symint(a.weights.sym_sizes(), {0, 0}),
-          .old_h = a.old_h});
-}
-
-void save_for_backward(
-    AutogradContext* ctx,
-    const SequenceForwardArguments& a,
-    const ForwardWithGatesResult& results) {
-  const auto& [output, cells, gates] = results;
-  save(
-      ctx,
-      SequenceBackwardArguments{
-          .grad_output = {},
-          .grad_cells = {},
-          .output = output,
-          .cells = cells,
-          .gates = gates,
-          .input = a.input,
-          .weights = a.weights,
-          .h0 = a.h0,
-          .batch_sizes = a.batch_sizes,
-          .reverse = a.reverse,
-          .resets = a.resets});
-}
-
 // Goes forward, and gives the gates: backward reads them, so the gradient of a
 // gradient comes through them.
 template <typename Node, auto op, auto backward_op>
 struct ForwardFunction : torch::autograd::Function<Node> {
   using Arguments = ArgumentsOf<op>;
+  static constexpr bool kIsSequence =
+      !std::is_same_v<Arguments, ForwardArguments>;
   // backward() calls operators alone, so compiled autograd may trace it.
   static constexpr bool is_traceable = true;
 
@@ -170,10 +127,18 @@ struct ForwardFunction : torch::autograd::Function<Node> {
               "to require no gradient",
               "one that does, and has no derivative"));
     });
-    save_for_backward(ctx, arguments, results);
+    const auto& [h, cell, gates] = results;
+    auto weights = arguments.weights;
+    if constexpr (!kIsSequence) {
+      // An optimizer may change weights of which backward needs only the shape.
+      if (!arguments.input.requires_grad() &&
+          !arguments.old_h.requires_grad()) {
+        weights = gates.new_empty_strided_symint(weights.sym_sizes(), {0, 0});
+      }
+    }
+    save(ctx, backward_arguments(arguments, results, weights, at::Tensor()));
     // Autograd's own zeros are plain tensors, which no DTensor goes with.
     ctx->set_materialize_grads(false);
-    const auto& [h, cell, gates] = results;
     *an_output = cell;
     return {h, cell, gates};
   }
@@ -185,7 +150,7 @@ struct ForwardFunction : torch::autograd::Function<Node> {
     for (size_t i = 0; i < 2; ++i) {
       // Nothing arrives for an output that nobody used. The third tensor has
       // the shape of it. Sequences need no gradient of cells.
-      const bool needed = i == 0 || std::is_same_v<Arguments, ForwardArguments>;
+      const bool needed = i == 0 || !kIsSequence;
       tensors[i] =
           grads[i].defined() || !needed ? grads[i] : at::zeros_like(tensors[2]);
     }
@@ -324,29 +289,26 @@ auto autograd_kernel(const Arguments& arguments) -> decltype(op(arguments)) {
   return op(arguments); // through the dispatcher again, below autograd
 }
 
+template <auto op, typename Function>
+constexpr auto kernel() {
+  return as_kernel<autograd_kernel<op, Function>>();
+}
+
 } // namespace
 
 // All operators have an Autograd kernel. Without one, results would silently be
 // constants in a second derivative.
 TORCH_LIBRARY_IMPL(lltm, Autograd, m) {
-  m.impl("forward", as_kernel<autograd_kernel<forward, LLTMFunction>>());
-  m.impl(
-      "_forward_with_gates",
-      as_kernel<autograd_kernel<_forward_with_gates, LLTMFunction>>());
-  m.impl(
-      "backward", as_kernel<autograd_kernel<backward, LLTMBackwardFunction>>());
-  m.impl(
-      "sequence_forward",
-      as_kernel<autograd_kernel<sequence_forward, LLTMSequenceFunction>>());
+  m.impl("forward", kernel<forward, LLTMFunction>());
+  m.impl("_forward_with_gates", kernel<_forward_with_gates, LLTMFunction>());
+  m.impl("backward", kernel<backward, LLTMBackwardFunction>());
+  m.impl("sequence_forward", kernel<sequence_forward, LLTMSequenceFunction>());
   m.impl(
       "_sequence_forward_with_gates",
-      as_kernel<autograd_kernel<
-          _sequence_forward_with_gates,
-          LLTMSequenceFunction>>());
+      kernel<_sequence_forward_with_gates, LLTMSequenceFunction>());
   m.impl(
       "sequence_backward",
-      as_kernel<
-          autograd_kernel<sequence_backward, LLTMSequenceBackwardFunction>>());
+      kernel<sequence_backward, LLTMSequenceBackwardFunction>());
 }
 
 } // namespace lltm

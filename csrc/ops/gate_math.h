@@ -7,8 +7,7 @@
 #include <cstdint>
 
 // The pointwise mathematics of the cell, for one hidden unit, in the opmath_t
-// of the caller. CPU and CUDA kernels share it. gate_gradients.h has the
-// derivatives.
+// of the caller, and its derivatives. CPU and CUDA kernels share it.
 //
 // The float functions are branchless: a loop around them vectorises on the
 // host, and a GPU takes fewer instructions than for those of the C library,
@@ -136,32 +135,71 @@ LLTM_INLINE double tanh(double x) {
   return ::tanh(x);
 }
 
+// The derivative of elu at x, from result = elu(x). For x <= 0 it is exp(x),
+// which is result + 1; at 0 it is 1 from both sides. Large x do not overflow,
+// because no exponential is computed.
+LLTM_INLINE float elu_backward(float result) {
+  return at_most(gate_limits.elu_high, result) + 1.0f;
+}
+
+LLTM_INLINE double elu_backward(double result) {
+  return result > 0 ? 1.0 : result + 1.0;
+}
+
 template <typename opmath_t>
 struct CellForward {
-  opmath_t input_gate;
-  opmath_t output_gate;
-  opmath_t candidate;
-  opmath_t new_cell;
-  opmath_t new_h;
+  opmath_t input_gate, output_gate, candidate, new_cell, new_h;
 };
 
-// From the three pre-activations and the old cell state.
 template <typename opmath_t>
-LLTM_INLINE CellForward<opmath_t> cell_forward(
-    opmath_t input_gate,
-    opmath_t output_gate,
-    opmath_t candidate,
-    opmath_t old_cell) {
-  const opmath_t i = sigmoid(input_gate);
-  const opmath_t o = sigmoid(output_gate);
-  const opmath_t g = elu(candidate);
-  const opmath_t new_cell = old_cell + g * i;
-  return {
-      .input_gate = i,
-      .output_gate = o,
-      .candidate = g,
-      .new_cell = new_cell,
-      .new_h = lltm::tanh(new_cell) * o};
-}
+struct CellBackward {
+  opmath_t d_input_gate, d_output_gate, d_candidate, d_old_cell;
+};
+
+// The formulas of a unit, with the numbers that are arguments of an operator.
+// Kernels carry it to where they call it, and read none of them.
+template <typename opmath_t>
+struct CellMath {
+  CellMath() = default;
+
+  template <typename Arguments>
+  explicit CellMath(const Arguments& /*arguments*/) {}
+
+  // From the three pre-activations and the old cell state.
+  LLTM_INLINE CellForward<opmath_t> forward(
+      opmath_t input_gate,
+      opmath_t output_gate,
+      opmath_t candidate,
+      opmath_t old_cell) const {
+    const opmath_t i = sigmoid(input_gate);
+    const opmath_t o = sigmoid(output_gate);
+    const opmath_t g = elu(candidate);
+    const opmath_t new_cell = old_cell + g * i;
+    return {
+        .input_gate = i,
+        .output_gate = o,
+        .candidate = g,
+        .new_cell = new_cell,
+        .new_h = lltm::tanh(new_cell) * o};
+  }
+
+  // Gradients of the three pre-activations and of the old cell state, from
+  // tanh(new_cell) and the activated gates.
+  LLTM_INLINE CellBackward<opmath_t> backward(
+      opmath_t grad_h,
+      opmath_t grad_cell,
+      opmath_t t,
+      opmath_t i,
+      opmath_t o,
+      opmath_t g) const {
+    const opmath_t one(1);
+    const opmath_t d_cell = grad_cell + grad_h * o * (one - t * t);
+    return {
+        .d_input_gate = d_cell * g * i * (one - i),
+        .d_output_gate = grad_h * t * o * (one - o),
+        .d_candidate = d_cell * i * elu_backward(g),
+        .d_old_cell = d_cell};
+  }
+};
 
 } // namespace lltm

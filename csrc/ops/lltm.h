@@ -71,6 +71,24 @@ inline ForwardResult without_gates(ForwardWithGatesResult result) {
   return {std::move(std::get<0>(result)), std::move(std::get<1>(result))};
 }
 
+// What backward takes of a call of forward and of its results. weights: those
+// of forward, or what has their shape. unknown: the gradients.
+inline BackwardArguments backward_arguments(
+    const ForwardArguments& forward,
+    const ForwardWithGatesResult& results,
+    const at::Tensor& weights,
+    const at::Tensor& unknown) {
+  const auto& [new_h, new_cell, gates] = results;
+  return {
+      .grad_h = unknown,
+      .grad_cell = unknown,
+      .new_cell = new_cell,
+      .gates = gates,
+      .input = forward.input,
+      .weights = weights,
+      .old_h = forward.old_h};
+}
+
 // Returns (new_h, new_cell), each [batch, state_size].
 ForwardResult forward(const ForwardArguments& arguments);
 

@@ -124,20 +124,18 @@ ForwardWithGatesResult composite_step(const ForwardArguments& a) {
 }
 
 std::pair<at::Tensor, at::Tensor> composite_gate_gradients(
-    const at::Tensor& grad_h,
-    const at::Tensor& grad_cell,
-    const at::Tensor& grad_gates,
-    const at::Tensor& new_cell,
-    const at::Tensor& gates) {
-  warn_without_cuda_kernels(gates);
-  const auto chunks = to_opmath(gates).chunk(3, 1);
+    const BackwardArguments& a,
+    const at::Tensor& grad_gates) {
+  warn_without_cuda_kernels(a.gates);
+  const auto chunks = to_opmath(a.gates).chunk(3, 1);
   const auto& input_gate = chunks[0];
   const auto& output_gate = chunks[1];
   const auto& candidate = chunks[2];
-  const auto t = at::tanh(to_opmath(new_cell));
-  auto d_cell = (grad_cell + grad_h * output_gate * (1 - t * t)).contiguous();
+  const auto t = at::tanh(to_opmath(a.new_cell));
+  auto d_cell =
+      (a.grad_cell + a.grad_h * output_gate * (1 - t * t)).contiguous();
   const auto d_activated =
-      at::cat({d_cell * candidate, grad_h * t, d_cell * input_gate}, 1);
+      at::cat({d_cell * candidate, a.grad_h * t, d_cell * input_gate}, 1);
   const auto slopes = at::cat(
       {input_gate * (1 - input_gate),
        output_gate * (1 - output_gate),
@@ -159,8 +157,7 @@ ForwardWithGatesResult composite_forward(const ForwardArguments& a) {
 BackwardResult composite_backward(
     const BackwardArguments& a,
     const at::Tensor& grad_gates) {
-  const auto [d_gates, d_cell] = composite_gate_gradients(
-      a.grad_h, a.grad_cell, grad_gates, a.new_cell, a.gates);
+  const auto [d_gates, d_cell] = composite_gate_gradients(a, grad_gates);
   return pre_activations_backward(
       d_gates, d_cell, a.input, a.weights, a.old_h, a.output_mask);
 }

@@ -48,11 +48,8 @@ ForwardWithGatesResult composite_step(const ForwardArguments& arguments);
 // old cell state, both of opmath. grad_gates, the gradient of the activated
 // gates by themselves, may be undefined.
 std::pair<at::Tensor, at::Tensor> composite_gate_gradients(
-    const at::Tensor& grad_h,
-    const at::Tensor& grad_cell,
-    const at::Tensor& grad_gates,
-    const at::Tensor& new_cell,
-    const at::Tensor& gates);
+    const BackwardArguments& arguments,
+    const at::Tensor& grad_gates);
 
 // Forward with gates, and backward from the gradients of all three results,
 // without checks. grad_gates may be undefined.

@@ -71,6 +71,48 @@ struct SequenceBackwardArguments {
   }
 };
 
+// As for the cell.
+inline SequenceBackwardArguments backward_arguments(
+    const SequenceForwardArguments& forward,
+    const ForwardWithGatesResult& results,
+    const at::Tensor& weights,
+    const at::Tensor& unknown) {
+  const auto& [output, cells, gates] = results;
+  return {
+      .grad_output = unknown,
+      .grad_cells = unknown,
+      .output = output,
+      .cells = cells,
+      .gates = gates,
+      .input = forward.input,
+      .weights = weights,
+      .h0 = forward.h0,
+      .batch_sizes = forward.batch_sizes,
+      .reverse = forward.reverse,
+      .resets = forward.resets};
+}
+
+// A step of the cell as a sequence.
+inline SequenceBackwardArguments as_sequence(const BackwardArguments& a) {
+  return {
+      .grad_output = a.grad_h,
+      .grad_cells = a.grad_cell,
+      .output = a.new_cell, // no step reads the h of a step before it
+      .cells = a.new_cell,
+      .gates = a.gates,
+      .input = a.input,
+      .weights = a.weights,
+      .h0 = a.old_h,
+      .output_mask = a.output_mask};
+}
+
+// The struct of a step: these tensors, in the order of its members, and the
+// numbers that it shares with its sequence.
+template <typename Step, typename Sequence, typename... Tensors>
+Step step_arguments(const Sequence& /*sequence*/, const Tensors&... tensors) {
+  return {tensors...};
+}
+
 // Returns (output, cells): h and the cell state of all steps.
 ForwardResult sequence_forward(const SequenceForwardArguments& arguments);
 

@@ -94,11 +94,13 @@ ForwardWithGatesResult composite_forward(const SequenceForwardArguments& a) {
   auto cell = to_opmath(a.c0);
   for (const auto& step : steps) {
     const auto [new_h, new_cell, activated] = composite_step(
-        {.input = of_step(input_rows, step),
-         .weights = opmath_weights,
-         .bias = opmath_bias,
-         .old_h = reset(h.narrow(0, 0, step.rows), step, reset_rows),
-         .old_cell = reset(cell.narrow(0, 0, step.rows), step, reset_rows)});
+        step_arguments<ForwardArguments>(
+            a,
+            of_step(input_rows, step),
+            opmath_weights,
+            opmath_bias,
+            reset(h.narrow(0, 0, step.rows), step, reset_rows),
+            reset(cell.narrow(0, 0, step.rows), step, reset_rows)));
     // Only in reverse does a later step have more rows.
     h = a.reverse ? with_kept(new_h, h) : new_h;
     cell = a.reverse ? with_kept(new_cell, cell) : new_cell;
@@ -134,19 +136,26 @@ BackwardResult composite_backward(
   auto d_cell = d_h;
   std::vector<at::Tensor> d_gates;
   for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
+    const auto input = to_opmath(of_step(input_rows, *step));
+    const auto old_h_of_step = of_step(old_h, *step);
     auto [d_gates_of_step, d_cell_of_step] = composite_gate_gradients(
-        of_step(grad_h_rows, *step) + d_h.narrow(0, 0, step->rows),
-        of_step(grad_cell_rows, *step) + d_cell.narrow(0, 0, step->rows),
+        step_arguments<BackwardArguments>(
+            a,
+            of_step(grad_h_rows, *step) + d_h.narrow(0, 0, step->rows),
+            of_step(grad_cell_rows, *step) + d_cell.narrow(0, 0, step->rows),
+            of_step(cell_rows, *step),
+            of_step(gate_rows, *step),
+            input,
+            opmath_weights,
+            old_h_of_step),
         grad_gate_rows.defined() ? of_step(grad_gate_rows, *step)
-                                 : grad_gate_rows,
-        of_step(cell_rows, *step),
-        of_step(gate_rows, *step));
+                                 : grad_gate_rows);
     const auto d_h_of_step = std::get<3>(pre_activations_backward(
         d_gates_of_step,
         {},
-        to_opmath(of_step(input_rows, *step)),
+        input,
         opmath_weights,
-        of_step(old_h, *step),
+        old_h_of_step,
         {false, false, false, true, false}));
     d_h = with_kept(reset(d_h_of_step, *step, reset_rows), d_h);
     d_cell = with_kept(reset(d_cell_of_step, *step, reset_rows), d_cell);

@@ -14,6 +14,7 @@
 
 #include <cstring>
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace {
@@ -144,12 +145,14 @@ void run_far_row() {
   float* const gates = row.data() - 3 * kRow;
   float* const unit = row.data() - kRow;
   const lltm::RowResets resets{reset.data() - kRow, kRow + 1};
-  lltm::ForwardUnit<float, true>{1, gates, unit, unit, unit}(kRow, 0);
-  lltm::BackwardUnit<float>{1, unit, unit, unit, gates, gates, unit}(kRow, 0);
+  lltm::ForwardUnit<float, true>{{}, 1, gates, unit, unit, unit}(kRow, 0);
+  lltm::BackwardUnit<float>{{}, 1, unit, unit, unit, gates, gates, unit}(
+      kRow, 0);
   lltm::SequenceForwardUnit<float, true>{
-      1, kRow + 1, gates, gates, unit, unit, unit, unit, resets}(kRow, 0);
+      {}, 1, kRow + 1, gates, gates, unit, unit, unit, unit, resets}(kRow, 0);
   lltm::SequenceBackwardUnit<float>{
-      1, kRow + 1, unit, unit, unit, gates, gates, unit, unit, resets}(kRow, 0);
+      {}, 1, kRow + 1, unit, unit, unit, gates, gates, unit, unit, resets}(
+      kRow, 0);
 }
 
 bool is_reset(const at::Tensor& resets, int64_t rows, int64_t row) {
@@ -187,6 +190,14 @@ std::vector<std::vector<int64_t>> launches_so_far() {
   return rows;
 }
 
+// With the schema of an operator of the library.
+template <auto function>
+void define(torch::Library& m, const std::string& name, const char* like) {
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(like, "");
+  m.def(op.schema().cloneWithName("lltm_on_host::" + name, ""));
+  m.impl(name.c_str(), lltm::as_kernel<function>());
+}
+
 } // namespace
 
 TORCH_LIBRARY(lltm_on_host, m) {
@@ -200,36 +211,15 @@ TORCH_LIBRARY(lltm_on_host, m) {
   m.def("outcomes() -> int[]", outcomes);
   m.def("launches() -> int[][]", launches_so_far);
   m.def("products() -> int[][]", products_so_far);
-  m.def(
-      "forward(Tensor input, Tensor weights, Tensor bias, Tensor old_h, "
-      "Tensor old_cell) -> (Tensor, Tensor, Tensor)",
-      lltm::as_kernel<lltm::forward_impl<HostDevice, false>>());
-  m.def(
-      "forward_with_gates(Tensor input, Tensor weights, Tensor bias, "
-      "Tensor old_h, Tensor old_cell) -> (Tensor, Tensor, Tensor)",
-      lltm::as_kernel<lltm::forward_impl<HostDevice, true>>());
-  m.def(
-      "backward(Tensor grad_h, Tensor grad_cell, Tensor new_cell, "
-      "Tensor gates, Tensor input, Tensor weights, Tensor old_h, "
-      "bool[5] output_mask=[True, True, True, True, True]) -> "
-      "(Tensor, Tensor, Tensor, Tensor, Tensor)",
-      lltm::as_kernel<lltm::backward_impl<HostDevice>>());
-  m.def(
-      "sequence_forward(Tensor input, Tensor weights, Tensor bias, Tensor h0, "
-      "Tensor c0, Tensor? batch_sizes=None, bool reverse=False, "
-      "Tensor? resets=None) -> (Tensor, Tensor, Tensor)",
-      lltm::as_kernel<lltm::sequence_forward_impl<HostDevice, false>>());
-  m.def(
-      "sequence_forward_with_gates(Tensor input, Tensor weights, Tensor bias, "
-      "Tensor h0, Tensor c0, Tensor? batch_sizes=None, bool reverse=False, "
-      "Tensor? resets=None) -> (Tensor, Tensor, Tensor)",
-      lltm::as_kernel<lltm::sequence_forward_impl<HostDevice, true>>());
-  m.def(
-      "sequence_backward(Tensor grad_output, Tensor? grad_cells, "
-      "Tensor output, Tensor cells, Tensor gates, "
-      "Tensor input, Tensor weights, Tensor h0, "
-      "Tensor? batch_sizes=None, bool reverse=False, Tensor? resets=None, "
-      "bool[5] output_mask=[True, True, True, True, True]) -> "
-      "(Tensor, Tensor, Tensor, Tensor, Tensor)",
-      lltm::as_kernel<lltm::sequence_backward_impl<HostDevice>>());
+  define<lltm::forward_impl<HostDevice, false>>(
+      m, "forward", "lltm::_forward_with_gates");
+  define<lltm::forward_impl<HostDevice, true>>(
+      m, "forward_with_gates", "lltm::_forward_with_gates");
+  define<lltm::backward_impl<HostDevice>>(m, "backward", "lltm::backward");
+  define<lltm::sequence_forward_impl<HostDevice, false>>(
+      m, "sequence_forward", "lltm::_sequence_forward_with_gates");
+  define<lltm::sequence_forward_impl<HostDevice, true>>(
+      m, "sequence_forward_with_gates", "lltm::_sequence_forward_with_gates");
+  define<lltm::sequence_backward_impl<HostDevice>>(
+      m, "sequence_backward", "lltm::sequence_backward");
 }

@@ -1,7 +1,4 @@
-"""The recurrence for GPUs in an emulator on the host: numbers, memory, races, planted faults.
-
-Also variants among the benchmarks.
-"""
+"""The recurrence for GPUs in an emulator on the host: numbers, memory, races, planted faults."""
 
 import os
 import subprocess
@@ -107,45 +104,9 @@ PLANTS = {
     "short_shared": (ADDRESS, "heap-buffer-overflow"),
     "plain_stores": (THREAD, "data race"),
 }
-BENCHMARKS = ROOT / "benchmarks"
-# Variants among the benchmarks: the source, flags, and arguments of the program that runs them.
-VARIANTS = {
-    "few_rows.h": ("few_rows.cpp", [], [[]]),
-    "pipelined_forward.h": (
-        "check.cpp",
-        ["-DLLTM_PIPELINED"],
-        [["--cases=10", "--tiles=2", *SMALL], ["--cases=10", "--tiles=4", *SMALL]],
-    ),
-}
-MUTANTS_OF_VARIANTS = {
-    ("few_rows.h", "no barrier"): Fault("machine_.sync_block();", "", THREAD, "data race"),
-    ("few_rows.h", "no bound of the batch"): Fault(
-        "row_ < cell_.batch", "true", ADDRESS, "heap-buffer-overflow",
-    ),
-    ("few_rows.h", "operands in another order"): Fault(
-        "high[0], low[1],", "low[1], high[0],", [], ", not ",
-    ),
-    ("few_rows.h", "the first columns alone"): Fault(
-        "+= kInFlight * kStride", "+= 1 << 20", [], ", not ",
-    ),
-    ("pipelined_forward.h", "a barrier for two tiles"): Fault(
-        "machine_.sync_block();", "if (tile % 2 == 1) machine_.sync_block();", THREAD, "data race",
-    ),
-    ("pipelined_forward.h", "gates of the wrong half of the warps"): Fault(
-        "first_tile == tile % 2", "first_tile != tile % 2", [], ", not ",
-    ),
-    ("pipelined_forward.h", "h of a step too early"): Fault(
-        "source_of(0, next_, step_)", "source_of(0, next_, before_)", [], ", not ",
-    ),
-    ("pipelined_forward.h", "resets of the step before"): Fault(
-        "this->load_reset_of_lane(next_, tile);", "", [], ", not ",
-    ),
-}  # fmt: skip
 
 
-def compile_check(
-    folder: Path, flags: list[str], csrc: Path = ROOT / "csrc", source: str = "check.cpp"
-) -> Path:
+def compile_check(folder: Path, flags: list[str], csrc: Path = ROOT / "csrc") -> Path:
     """With the emulator, of whose own accesses ThreadSanitizer knows nothing."""
     folder.mkdir(parents=True, exist_ok=True)
     common = [CXX, "-std=c++20", "-Wall", "-Werror", "-Wno-unknown-pragmas"]
@@ -154,7 +115,6 @@ def compile_check(
         "-Wno-uninitialized",
         f"-I{csrc}",
         f"-I{ROOT / 'csrc'}",
-        f"-I{BENCHMARKS}",
         f"-I{HERE}",
     ]
     common += [f"-isystem{path}" for path in include_paths()]
@@ -163,7 +123,7 @@ def compile_check(
     if of_emulator != flags:
         of_emulator.append("-DLLTM_THREAD_SANITIZER")
     printed(*common, *of_emulator, "-c", HERE / "emulator.cpp", "-o", emulator)
-    printed(*common, *flags, HERE / source, emulator, "-o", program)
+    printed(*common, *flags, HERE / "check.cpp", emulator, "-o", program)
     return program
 
 
@@ -241,30 +201,3 @@ def test_a_case_is_repeated_by_its_seed(programs):
     said = fails([programs["numbers"], "--cases=3", "--plant=no_barrier"])
     seed = said.split("seed ")[1].split(",")[0]
     assert fails([programs["numbers"], f"--seed={seed}", "--cases=1", "--plant=no_barrier"]) == said
-
-
-def compile_variant(
-    folder: Path, header: str, flags: list[str], csrc: Path = ROOT / "csrc"
-) -> list[list[str]]:
-    """The commands that run it."""
-    source, more_flags, runs = VARIANTS[header]
-    program = compile_check(folder, flags + more_flags, csrc, source)
-    return [[str(program), *run] for run in runs]
-
-
-@pytest.mark.parametrize("flags", [OPTIMISED, ADDRESS, THREAD], ids=" ".join)
-@pytest.mark.parametrize("header", VARIANTS)
-def test_variants_match_double(tmp_path, header, flags):
-    for command in compile_variant(tmp_path, header, flags):
-        printed(*command)
-
-
-@pytest.mark.parametrize("mutant", MUTANTS_OF_VARIANTS, ids=": ".join)
-def test_a_fault_of_a_variant_is_found(tmp_path, mutant):
-    header, _ = mutant
-    fault = MUTANTS_OF_VARIANTS[mutant]
-    source = (BENCHMARKS / header).read_text()
-    assert source.count(fault.old) == 1
-    (tmp_path / header).write_text(source.replace(fault.old, fault.new))
-    *_, last = compile_variant(tmp_path, header, fault.flags or ["-O0"], tmp_path)
-    assert fault.said in fails(last)

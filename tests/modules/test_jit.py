@@ -38,8 +38,8 @@ def test_module_scripted_saved_and_loaded(bias, batch, with_state):
 
 @each_operator
 def test_operators_script_and_train(operator):
-    options = ["batch_sizes: Optional[Tensor]", "reverse: bool", "resets: Optional[Tensor]"]
-    parameters = [*operator.arguments[:5], *options[: len(operator.arguments) - 5]]
+    schema = operator.forward.default._schema.arguments
+    parameters = [f"{argument.name}: {argument.type.annotation_str}" for argument in schema]
     unit = torch.jit.CompilationUnit(f"""
 def run({", ".join(parameters)}):
     return torch.ops.lltm.{operator.forward.__name__}({", ".join(operator.arguments)})

@@ -294,14 +294,13 @@ def test_batch_sizes_beside_a_packed_sequence_are_refused():
         lltm_ops.LLTM(5, 6)(packed, batch_sizes=packed.batch_sizes)
 
 
-@pytest.mark.parametrize("sizes", [(4, 3), (3, 4, 1), (12,)], ids=str)
 @pytest.mark.parametrize("scripted", [False, True])
-def test_errors_name_the_shape_of_resets_with_the_batch_first(sizes, scripted):
+def test_errors_name_the_shape_of_resets_with_the_batch_first(scripted):
     layer = lltm_ops.LLTM(5, 6, batch_first=True)
     layer = torch.jit.script(layer) if scripted else layer
-    words = f"LLTM: expected resets to have shape [batch, time] = [3, 4], but got {list(sizes)}"
+    words = "LLTM: expected resets to have shape [batch, time] = [3, 4], but got [4, 3]"
     with pytest.raises((RuntimeError, torch.jit.Error), match=re.escape(words)):
-        layer(torch.randn(3, 4, 5), None, torch.zeros(sizes, dtype=torch.bool))
+        layer(torch.randn(3, 4, 5), None, torch.zeros(4, 3, dtype=torch.bool))
 
 
 # Parameters that are not where the constructor put them.

@@ -201,6 +201,21 @@ def test_draft_export_refuses_what_follows_an_argument_that_is_none(layer):
             torch.export.draft_export(refused, arguments)
 
 
+@pytest.mark.slow
+@torch.no_grad()
+def test_a_package_of_aot_inductor_is_made_for_the_strides_of_its_example(monkeypatch, tmp_path):
+    layer = lltm_ops.LLTM(5, 6, num_layers=2)
+    input, hx = torch.randn(7, 3, 5), (torch.randn(2, 3, 6), torch.randn(2, 3, 6))
+    program = torch.export.export(layer, (input, hx))
+    path = torch._inductor.aoti_compile_and_package(program, package_path=f"{tmp_path}/layer.pt2")
+    others = tuple(state.transpose(0, 1).contiguous().transpose(0, 1) for state in hx)
+    output = torch._inductor.aoti_load_package(path)(input, others)[0]
+    assert not torch.allclose(output, layer(input, hx)[0])
+    monkeypatch.setenv("AOTI_RUNTIME_CHECK_INPUTS", "1")
+    with pytest.raises(RuntimeError, match="unmatched stride value"):
+        torch._inductor.aoti_load_package(path)(input, others)
+
+
 @needs_torchscript
 def test_a_scripted_layer_keeps_parameters_that_are_replaced(layer):
     scripted, input = torch.jit.script(layer), torch.randn(7, 3, 5)

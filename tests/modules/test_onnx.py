@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 from common import (
+    NUMBERS,
     TOLERANCES,
     double,
     each_dtype,
@@ -84,20 +85,24 @@ class InDtype(nn.Module):
         return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
 
 
+def cell_operator(*tensors):
+    return torch.ops.lltm.forward(*tensors, *NUMBERS)
+
+
 @each_dtype
 def test_cell_by_value(dtype):
     example = double(sample_inputs(dtype=dtype))
     shapes = dynamic(example, 1, 0, 0, 1, 1)
-    run = exported(InDtype(torch.ops.lltm.forward, dtype), (example,), (shapes,))
+    run = exported(InDtype(cell_operator, dtype), (example,), (shapes,))
     for batch in (3, 17, 1, 0):
         arguments = double(sample_inputs(dtype=dtype, shape=(batch, 5, 4)))
-        assert_close(run(arguments), lltm_ops.reference(*arguments), dtype)
+        assert_close(run(arguments), lltm_ops.reference(*arguments, *NUMBERS), dtype)
 
 
 def sequence_operator(kind, dtype=torch.float32):
     def operator(*arguments):
         *others, resets = arguments
-        return torch.ops.lltm.sequence_forward(*others, kind[1], resets)
+        return torch.ops.lltm.sequence_forward(*others, kind[1], resets, *NUMBERS)
 
     return InDtype(operator, dtype)
 
@@ -114,7 +119,7 @@ def sequence_shapes(arguments):
 
 def sequence_results(arguments, kind):
     *others, resets = arguments
-    return sequence_reference(*others, kind[1], resets)
+    return sequence_reference(*others, kind[1], resets, *NUMBERS)
 
 
 @each_dtype
@@ -318,6 +323,17 @@ def test_no_steps_are_refused_by_onnxruntime():
     run = exported(layer, (torch.randn(7, 3, 5),), ({0: DYNAMIC, 1: DYNAMIC},))
     with pytest.raises(Exception, match="running Scan node"):
         run(torch.randn(0, 3, 5))
+
+
+@each_body
+def test_shape_inference_gives_the_types_within_a_sequence(kind):
+    """OpenVINO needs them."""
+    arguments = sequence_arguments((5, 3, 5, 4), kind)
+    model = exported(sequence_operator(kind), (arguments,), None).model
+    for of, is_typed in (model, False), (onnx.shape_inference.infer_shapes(model), True):
+        (scan,) = (node for node in of.graph.node if node.op_type == "Scan")
+        (body,) = (attribute.g for attribute in scan.attribute if attribute.name == "body")
+        assert all(bool(i.type.tensor_type.elem_type) == is_typed for i in body.input)
 
 
 def python(code, *flags):

@@ -176,7 +176,8 @@ def test_traced_under_autocast_with_weights_for_parameters(module):
 
 def test_autocast_of_the_cpu_is_not_that_of_another_device():
     """Packed sequences have batch_sizes on the CPU wherever their data are."""
-    input, *rest, batch_sizes, reverse, resets = sequence_inputs(kind=("packed", False, True))
+    inputs = sequence_inputs(kind=("packed", False, True))
+    input, *rest, batch_sizes, reverse, resets = inputs[:8]
     with FakeTensorMode(allow_non_fake_inputs=True):
         tensors = [torch.empty(t.shape, device="cuda") for t in (input, *rest)]
         there = torch.empty(resets.shape, dtype=torch.bool, device="cuda")

@@ -16,6 +16,7 @@ from common import (
     each_shape,
     load_beside_library,
 )
+from torch.utils._pytree import tree_map_only
 
 # The tests share what they compile.
 pytestmark = pytest.mark.xdist_group("backend")
@@ -58,10 +59,10 @@ def test_values_and_gradients(dtype, shape):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_each_layout_and_output_mask(layout):
-    inputs = [LAYOUTS[layout](tensor) for tensor in CELL.inputs()]
+    inputs = tree_map_only(torch.Tensor, LAYOUTS[layout], CELL.inputs())
     exact = CELL.reference(*double(inputs))
     CELL.assert_match(on_backend(CELL.forward)(*inputs), exact, torch.float32)
-    inputs = [LAYOUTS[layout](tensor) for tensor in CELL.backward_inputs()]
+    inputs = tree_map_only(torch.Tensor, LAYOUTS[layout], CELL.backward_inputs())
     for mask in itertools.product([False, True], repeat=5):
         results = on_backend(CELL.backward)(*inputs, mask)
         assert tuple(result is not None for result in results) == mask

@@ -1,10 +1,8 @@
-"""Every path of the CPU kernels gives the same numbers, on every machine.
+"""Which instructions the CPU kernels use, and which products of oneDNN.
 
-Which instructions the kernels use, and which products of oneDNN, is chosen once in a process, so
-each choice runs the value and gradient tests in its own.
+Both are chosen once in a process. The fuzzer compares the numbers of each path (tests/tools/fuzz).
 """
 
-import os
 import platform
 import re
 import subprocess
@@ -13,12 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from common import (
-    CXX,
-    ROOT,
-    printed,
-    sample_inputs,
-)
+from common import CXX, ROOT, environment, printed, sample_inputs
 from torch.utils.cpp_extension import include_paths
 
 import lltm_ops
@@ -27,32 +20,30 @@ TESTS = Path(__file__).parent
 # csrc/cpu/primitives/product_bfloat16.cpp asks the same.
 INSTRUCTIONS = Path("/proc/cpuinfo").read_text().split()
 HAS_BFLOAT16_PRODUCTS = "avx512_bf16" in INSTRUCTIONS
-# What computes numbers: the rest of these files is about autograd, or the same on each path.
-CHOSEN = "tiles or reference or accuracy or threads or infinite"
-VALUE_TESTS = [f"test_{of}.py" for of in ("tiles", "values", "accuracy", "gradients", "sequence")]
-# The kernels run as portable code and with AVX2, and without oneDNN's products of bfloat16. What
-# the machine takes by itself runs in this process already: a choice differs from it where there are
-# instructions that it forbids.
+# A choice differs from what the machine takes by itself if there are instructions that it forbids.
 CHOICES = {
     ("ATEN_CPU_CAPABILITY", "default"): "avx2",
     ("ATEN_CPU_CAPABILITY", "avx2"): "avx512f",
     ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE"): "avx512_bf16",
 }
+SUMS = """
+import torch, lltm_ops
+from common import sample_inputs
+for dtype, shape in ((torch.float32, (3, 70, 40)), (torch.bfloat16, (64, 1024, 512))):
+    inputs = sample_inputs(dtype=dtype, shape=shape)
+    print(lltm_ops.forward(*inputs)[1].double().sum().item())
+"""
 
 
-def run_tests(chosen, files, **environment):
-    pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen]
-    printed(*pytest, *(TESTS / name for name in files), cwd=ROOT, env=os.environ | environment)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("variable", "value"),
-    [choice for choice, forbidden in CHOICES.items() if forbidden in INSTRUCTIONS],
-)
-def test_path(variable, value):
-    chosen = f"({CHOSEN}) and bfloat16" if variable.startswith("ONEDNN") else CHOSEN
-    run_tests(chosen, VALUE_TESTS, **{variable: value})
+def test_each_path_is_taken():
+    """Each groups its sums in its own way, so the last bits differ."""
+    command = [sys.executable, "-W", "ignore", "-c", SUMS]
+    choices = [choice for choice, forbidden in CHOICES.items() if forbidden in INSTRUCTIONS]
+    sums = {
+        printed(*command, cwd=ROOT / "tests" / "support", env=environment(**dict([choice])))
+        for choice in [*choices, ("OMP_NUM_THREADS", "1")]
+    }
+    assert len(sums) == len(choices) + 1
 
 
 PRETEND_16_PROCESSORS = """
@@ -67,23 +58,26 @@ def test_teams_of_more_threads_than_this_machine_has_processors(tmp_path):
     source, library = tmp_path / "pretend.c", tmp_path / "pretend.so"
     source.write_text(PRETEND_16_PROCESSORS)
     subprocess.run([CXX, "-shared", "-fPIC", source, "-o", library], check=True)
-    run_tests("threads", ["test_sequence.py"], LD_PRELOAD=str(library))
+    pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "threads"]
+    printed(*pytest, TESTS / "test_sequence.py", cwd=ROOT, env=environment(LD_PRELOAD=str(library)))
 
 
 LOOPS_OF_GATES = """
-#include "ops/gate_gradients.h"
+#include "ops/gate_math.h"
 
-void forward(const float* __restrict__ in, float* __restrict__ out, long n) {
+using Math = lltm::CellMath<float>;
+
+void forward(Math math, const float* __restrict__ in, float* __restrict__ out, long n) {
   for (long i = 0; i < n; ++i) {
-    const auto cell = lltm::cell_forward<float>(in[i], in[i + n], in[i + 2 * n], in[i + 3 * n]);
+    const auto cell = math.forward(in[i], in[i + n], in[i + 2 * n], in[i + 3 * n]);
     out[i] = cell.new_h;
     out[i + n] = cell.new_cell;
   }
 }
 
-void backward(const float* __restrict__ in, float* __restrict__ out, long n) {
+void backward(Math math, const float* __restrict__ in, float* __restrict__ out, long n) {
   for (long i = 0; i < n; ++i) {
-    const auto cell = lltm::cell_backward<float>(
+    const auto cell = math.backward(
         in[i], in[i + n], lltm::tanh(in[i + 2 * n]),
         in[i + 3 * n], in[i + 4 * n], in[i + 5 * n]);
     out[i] = cell.d_input_gate;

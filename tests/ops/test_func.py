@@ -184,11 +184,14 @@ def test_vmap_over_any_dimension(device, operator, in_dims, requires_grad):
 
 @pytest.mark.parametrize("mapped", ["padded", "packed"])
 def test_vmap_over_resets(mapped):
-    *inputs, resets = sequence_inputs("cpu", torch.float64, kind=(mapped, False, True))
+    inputs = sequence_inputs("cpu", torch.float64, kind=(mapped, False, True))
+    at = SEQUENCE_ARGUMENTS.index("resets")
+    before, resets, after = inputs[:at], inputs[at], inputs[at + 1 :]
     resets = torch.stack([resets, ~resets, resets.roll(1, 0)])
-    actual = vmap(lambda r: PADDED.forward(*inputs, r))(resets)
+    actual = vmap(lambda r: PADDED.forward(*before, r, *after))(resets)
     for index in range(3):
-        assert_close([a[index] for a in actual], sequence_reference(*inputs, resets[index]))
+        expected = sequence_reference(*before, resets[index], *after)
+        assert_close([a[index] for a in actual], expected)
 
 
 def test_vmap_over_batch_sizes_is_refused():
@@ -337,7 +340,7 @@ def test_vmap_under_autocast(dtype, in_dims, op):
 @pytest.mark.parametrize("operator", [CELL, PADDED], ids=str)
 def test_vmap_of_backward_under_autocast(operator):
     """Autocast does not cast what goes backward, but it rounds inside the formulas."""
-    inputs = operator.backward_inputs(shape=(3, 4, 16, 24))[:8]
+    inputs = operator.backward_inputs(shape=(3, 4, 16, 24))[: 7 if operator is CELL else 8]
     in_dims = (0,) * len(inputs)
     inputs = mapped_inputs(inputs, in_dims, 3)
     op = operator.backward

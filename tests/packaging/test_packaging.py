@@ -177,7 +177,7 @@ print("just in time")
         "TORCH_EXTENSIONS_DIR": str(tmp_path / "build" / "debug"),
         "MAX_JOBS": "2",
         "CXX": compiled_before.write_compiler(
-            tmp_path, "cpu/lltm_forward.cpp ops/lltm.cpp ops/autograd.cpp ops/checks.cpp"
+            tmp_path, "cpu/lltm_forward.cpp ops/library.cpp ops/autograd.cpp ops/checks.cpp"
         ),
     }
     status, output = run(code, checkout, **options)

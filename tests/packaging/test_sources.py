@@ -12,17 +12,17 @@ PAIRS = "cpu/primitives/product_bfloat16.cpp"
 # The most files and lines of each part. A change that needs more raises them, and says why in its
 # message.
 MOST = {
-    "ops": (21, 2400),
+    "ops": (19, 2400),
     "cpu": (24, 3600),
-    "cuda": (17, 2310),
-    "a step forward": (22, 2850),
-    "a sequence forward": (29, 3960),
+    "cuda": (17, 2330),
+    "a step forward": (22, 3060),
+    "a sequence forward": (28, 4020),
 }
 # A reader begins with the file of the CPU's kernel and the file of the schemas. product.h has two
 # sources.
 READ = {
-    "a step forward": ("cpu/lltm_forward.cpp", "ops/lltm.cpp", PAIRS),
-    "a sequence forward": ("cpu/lltm_sequence_forward.cpp", "ops/lltm_sequence.cpp", PAIRS),
+    "a step forward": ("cpu/lltm_forward.cpp", "ops/library.cpp", PAIRS),
+    "a sequence forward": ("cpu/lltm_sequence_forward.cpp", "ops/library.cpp", PAIRS),
 }
 
 
@@ -60,7 +60,7 @@ def test_every_source_file_has_a_base_name_of_its_own():
 
 def layer(file: Path) -> int:
     """By the name of a file in csrc: what operators share, the cell, sequences, dispatch keys."""
-    if file.name in ("autocast.cpp", "autograd.cpp", "meta.cpp", "vmap.cpp"):
+    if file.name in ("autocast.cpp", "autograd.cpp", "library.cpp", "meta.cpp", "vmap.cpp"):
         return 3
     return 2 if file.name.startswith("lltm_sequence") else 1 if file.name.startswith("lltm") else 0
 

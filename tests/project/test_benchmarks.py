@@ -8,6 +8,7 @@ import re
 import sys
 from importlib.util import find_spec
 
+import compiled_before
 import pytest
 import torch
 from common import ROOT, environment, printed, program
@@ -19,7 +20,6 @@ figures = program(ROOT / "benchmarks" / "figures.py")
 
 HAS_ONNXRUNTIME = all(find_spec(name) is not None for name in ("onnx", "onnxruntime"))
 KINDS = ["inference", "training", "training, all gradients"]
-PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 def run(script, *options):
@@ -67,6 +67,17 @@ def test_fresh_processes(tmp_path):
     assert said_ratios == pytest.approx(ratios, abs=0.01)
 
 
+def test_against(tmp_path):
+    """The last commit, of which the objects lie there: only that is no comparison."""
+    options = ["--shapes", "3x5x4", "2x3x5x4", "--kinds", "training", "--seconds", 0.01]
+    command = [sys.executable, ROOT / "benchmarks" / "against.py", "HEAD", *map(str, options)]
+    compiler = compiled_before.write_compiler(tmp_path)
+    said = printed(*command, f"--folder={tmp_path}", env=environment(CXX=compiler), timeout=600)
+    ratios = [float(ratio) for ratio in re.findall(r"^dtype.*ratio (\S+)$", said, re.MULTILINE)]
+    mean = float(re.search(r"geometric mean of 2: (\S+),", said)[1])
+    assert mean == pytest.approx(math.prod(ratios) ** 0.5, abs=1e-3)
+
+
 def test_lengths(tmp_path):
     options = ["--lengths", 1, 9, "--rounds", 1, "--threads", 1]
     run("lengths.py", *options, "--output", tmp_path)
@@ -78,8 +89,6 @@ def test_lengths(tmp_path):
     for row in rows:
         for name in ("LSTM by segments", "LSTM padded"):
             assert bool(row[name]) == (row["form"] == "packed")
-    run("plots.py", file)
-    assert file.with_suffix(".png").read_bytes().startswith(PNG_SIGNATURE)
 
 
 def test_nn_lstm_gives_the_same_in_three_ways(monkeypatch):
@@ -106,31 +115,6 @@ def test_memory(tmp_path):
         assert float(measured[name]) == pytest.approx(float(mebibytes), rel=0.1), name
 
 
-def test_python_autograd(tmp_path):
-    """The program compares the gradients of all ways."""
-    run("python_autograd.py", "--rounds", 1, "--output", tmp_path)
-    rows = figures.read(tmp_path / "autograd.csv")
-    assert [row["what"] for row in rows] == [
-        "without gradients",
-        "forward, recording",
-        "forward and backward",
-    ]
-    assert float(rows[0]["no autograd"]) > 0
-
-
-def test_sweep(tmp_path):
-    sizes = ["--batches", 1, 17, "--inputs", 0, 3, "--states", 1, 5]
-    said = run("sweep.py", *sizes, "--rounds", 1, "--output", tmp_path)
-    file = tmp_path / "sweep.csv"
-    rows = figures.read(file)
-    assert len(rows) == 2 * 2 * 2
-    slower = sum(float(row[what]) < 1 for row in rows for what in KINDS)
-    assert f"24 figures, {slower} slower" in said
-    assert said.count("\nthreads 1, batch") + said.startswith("threads 1, batch") == slower
-    run("plots.py", file)
-    assert file.with_suffix(".png").read_bytes().startswith(PNG_SIGNATURE)
-
-
 @pytest.fixture
 def tables(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
@@ -140,10 +124,7 @@ def tables(monkeypatch):
 def test_documented_figures_are_the_measured_ones(tables):
     assert tables.markdown(tables.front_page()) in (ROOT / "README.md").read_text()
     assert tables.markdown(tables.summary()) in (ROOT / "docs" / "performance.md").read_text()
-    chapter = ROOT / "docs" / "book" / "12_stable_abi.md"
-    assert tables.markdown(tables.autograd()) in chapter.read_text()
-    for table in (tables.packed(), tables.swept()):
-        assert tables.markdown(table) in (figures.DOCUMENTED / "README.md").read_text()
+    assert tables.markdown(tables.packed()) in (figures.DOCUMENTED / "README.md").read_text()
 
 
 def test_sentences_of_the_readme_have_the_measured_figures(tables):
@@ -201,10 +182,24 @@ def test_github_shows_the_figures_as_tables():
 
 def test_the_picture_of_the_readme_is_of_the_measured_figures(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    import plots
+    import how_fast
     from PIL import Image
 
-    panels = plots.glance()
-    plots.plot_glance(panels, tmp_path / "picture.png")
+    panels = how_fast.panels()
+    how_fast.draw(panels, tmp_path / "picture.png")
     for picture in (tmp_path / "picture.png", ROOT / "docs" / "images" / "how_fast.png"):
         assert Image.open(picture).text["Description"] == json.dumps(panels)
+
+
+def test_the_files_of_each_part_for_a_gpu_exist():
+    gpu = program(ROOT / "benchmarks" / "gpu.py")
+    parts = {part.name: part for part in gpu.PARTS}
+    for part in gpu.PARTS:
+        for file in re.findall(r"(?:benchmarks|csrc|tests)/[\w/]*(?:\.\w+)?", part.command):
+            assert (ROOT / file).exists(), (part.name, file)
+    # docs/cuda.md: what fits into one call of 600 s, and into two.
+    docs = " ".join((ROOT / "docs" / "cuda.md").read_text().split())
+    for calls in re.findall(r"`--parts ([\w ]+)`", docs):
+        assert sum(parts[name].seconds for name in calls.split()) <= 600
+    quick = list(itertools.takewhile(lambda part: part.name != "tests", gpu.PARTS))
+    assert sum(part.seconds for part in quick) <= 15 * 60

@@ -7,13 +7,11 @@ from importlib.util import find_spec
 
 import pytest
 import shell_blocks
-from common import ROOT, blocks, needs_torchscript
+from common import ROOT, blocks, missing_links, needs_torchscript
 
 import lltm_ops
 
-# test_book.py has the code of these pages.
-BOOK = sorted((ROOT / "docs" / "book").glob("*.md"))
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), *BOOK]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
@@ -31,7 +29,6 @@ PYTHON_BLOCKS = [
         marks=[mark for word, mark in NEEDS.items() if word in block],
     )
     for page in PAGES
-    if page not in BOOK
     for number, block in enumerate(blocks(page, "python"))
 ]
 # Those of cpp.md belong together: test_cmake runs them. Those of debugging.md print something.
@@ -59,17 +56,12 @@ def test_python_block_runs(code, tmp_path):
     assert "Warning" not in result.stderr
 
 
-# By make fresh, test_packaging, test_new_package and test_train_distributed.
+# By make fresh, test_packaging and test_train_distributed.
 TRIED_ELSEWHERE = {
     ".venv/bin/torchrun --standalone --nproc-per-node 2 examples/train_distributed.py --fsdp",
     "sudo apt-get install g++ make python3-dev python3-venv",
     "pip install --no-build-isolation .",
     "pip install dist/lltm_ops-*-py3-none-*.whl",
-    "cd ../my_ops",
-    "python -m pip install --no-build-isolation -e .",
-    "python -m pytest",
-    # The commands of a release, and one that no test may run.
-    *"".join(blocks(ROOT / "docs" / "release_your_own.md", "sh")).splitlines(),
 }
 
 
@@ -99,25 +91,21 @@ def test_no_shell_block_is_left_out():
 def test_no_other_kind_of_block(page):
     """A language that no test here runs would be a block that nobody runs."""
     languages = set(re.findall(r"^ *```(\w+)$", page.read_text(), re.M))
-    assert languages <= {"python", "sh", "text"} | ({"cpp", "toml"} if page in BOOK else set())
+    assert languages <= {"python", "sh", "text"}
 
 
-@each_page
+@pytest.mark.parametrize(
+    "page", [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")], ids=lambda page: page.name
+)
 def test_links_lead_somewhere(page):
-    prose = re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.M | re.S)
-    prose = re.sub(r"`[^`\n]+`", "", prose)  # a lambda of C++ looks like a link
-    targets = re.findall(r"\]\(([^)#]+)\)", prose)
-    missing = [t for t in targets if not t.startswith("http") and not (page.parent / t).exists()]
-    assert not missing
+    assert not missing_links(page)
 
 
 @each_page
 def test_named_tests_exist(page):
     for file, name in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text()):
         assert f"def {name}(" in (ROOT / file).read_text(), name
-    # Those of a package that make new writes, too.
-    books = (ROOT / "examples" / "book").glob("*/**/tests/*.py")
-    files = [*(ROOT / "tests").rglob("*.py"), *books]
+    files = list((ROOT / "tests").rglob("*.py"))
     for name in re.findall(r"`(test_\w+)`", page.read_text()):
         assert any(f"def {name}(" in file.read_text() for file in files), name
 

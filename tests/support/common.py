@@ -31,7 +31,7 @@ def names_of(name: str) -> tuple[str, ...]:
     return tuple(a.name for a in arguments if a.name != "output_mask")
 
 
-ARGUMENTS = names_of("forward")
+ARGUMENTS = names_of("forward")[:5]  # those of sample_inputs
 BACKWARD_ARGUMENTS = names_of("backward")
 SEQUENCE_ARGUMENTS = names_of("sequence_forward")
 SEQUENCE_BACKWARD_ARGUMENTS = names_of("sequence_backward")
@@ -88,6 +88,30 @@ def blocks(page: Path, language: str) -> list[str]:
     """The code of a page of the docs, also of an indented list."""
     found = re.findall(rf"^( *)```{language}\n(.*?)^ *```$", page.read_text(), re.M | re.S)
     return [re.sub(f"^{indent}", "", block, flags=re.M) for indent, block in found]
+
+
+def missing_links(page: Path) -> list[str]:
+    """The links of a page to files, or to headings of pages, that are not there."""
+    prose = re.sub(r"`[^`\n]+`", "", _without_blocks(page))  # a lambda of C++ looks like a link
+    missing = []
+    for link in re.findall(r"\]\(([^)]+)\)", prose):
+        file, _, anchor = link.partition("#")
+        target = page.parent / file if file else page
+        if not link.startswith("http") and (
+            not target.exists() or (anchor and anchor not in _anchors(target))
+        ):
+            missing.append(link)
+    return missing
+
+
+def _without_blocks(page: Path) -> str:
+    return re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.M | re.S)
+
+
+def _anchors(page: Path) -> set[str]:
+    """What GitHub and MyST call the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", _without_blocks(page), re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def program(path: Path) -> Any:
@@ -166,7 +190,7 @@ def sample_inputs(
     shape: tuple[int, int, int] = (3, 5, 4),
     requires_grad: bool = False,
 ) -> list[Tensor]:
-    """Arguments of lltm::forward, the same values for each device and (rounded) dtype."""
+    """The tensors of lltm::forward, the same values for each device and (rounded) dtype."""
     batch, input_features, state_size = shape
     generator = torch.Generator().manual_seed(0)
     scale = 1 / max(1, state_size + input_features) ** 0.5
@@ -184,18 +208,28 @@ def sample_inputs(
     ]
 
 
+# The numbers among the arguments of every operator, in their order. Not their defaults, so that
+# whoever forgets one computes something else.
+NUMBERS: list[float] = []
+
+
+def cell_inputs(*args: Any, **options: Any) -> list[Any]:
+    """All arguments of lltm::forward."""
+    return [*sample_inputs(*args, **options), *NUMBERS]
+
+
 def backward_inputs(
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
     shape: tuple[int, int, int] = (3, 5, 4),
     requires_grad: bool = False,
-) -> list[Tensor]:
+) -> list[Any]:
     """Arguments of lltm::backward that belong together."""
-    inputs = sample_inputs(device, dtype, shape)
+    inputs = cell_inputs(device, dtype, shape)
     new_h, new_cell, gates = torch.ops.lltm._forward_with_gates(*inputs)
-    input, weights, _, old_h, _ = inputs
+    input, weights, _, old_h, *_ = inputs
     tensors = [new_h * 0.5 + 0.3, new_cell * 0.3 - 0.2, new_cell, gates, input, weights, old_h]
-    return [tensor.detach().requires_grad_(requires_grad) for tensor in tensors]
+    return [*(t.detach().requires_grad_(requires_grad) for t in tensors), *NUMBERS]
 
 
 # (time, batch, input_features, state_size), likewise.
@@ -263,6 +297,7 @@ def sequence_inputs(
         torch.tensor(sizes) if packed else None,
         reverse,
         resets,
+        *NUMBERS,
     ]
 
 
@@ -340,14 +375,14 @@ class Operator(NamedTuple):
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        return ARGUMENTS if self.kind is None else SEQUENCE_ARGUMENTS
+        return names_of(self.forward.__name__)
 
     @property
     def backward_arguments(self) -> tuple[str, ...]:
-        return BACKWARD_ARGUMENTS if self.kind is None else SEQUENCE_BACKWARD_ARGUMENTS
+        return names_of(self.backward.__name__)
 
     def inputs(self, *args: Any, **options: Any) -> list[Any]:
-        return self.sample(sample_inputs, sequence_inputs, *args, **options)
+        return self.sample(cell_inputs, sequence_inputs, *args, **options)
 
     def backward_inputs(self, *args: Any, **options: Any) -> list[Any]:
         return self.sample(backward_inputs, sequence_backward_inputs, *args, **options)

@@ -121,6 +121,7 @@ struct Cursor {
 // state_size is a multiple of 32, at most kMostUnits.
 template <typename scalar_t>
 struct Arguments {
+  CellMath<float> math;
   Sequence sequence;
   int32_t state_size;
   const scalar_t* weights; // [3 * state_size, state_size]

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "cuda/recurrence/block.h"
-#include "ops/gate_gradients.h"
+#include "ops/gate_math.h"
 
 #include <cstdint>
 
@@ -213,7 +213,7 @@ class BackwardBlock {
     CellBackward<float> out{};
     if (to_[i] != nullptr) {
       const auto& of = factors_[i];
-      out = cell_backward<float>(
+      out = args_.math.backward(
           d_h + of.grad_h,
           d_cell_[i] + of.grad_cell,
           of.tanh_cell,

@@ -56,7 +56,7 @@ class ForwardBlock {
     end();
   }
 
- protected: // for variants among the benchmarks
+ private:
   LLTM_INLINE void begin() {
     before_ = args_.before;
     step_ = args_.first_step;
@@ -149,15 +149,11 @@ class ForwardBlock {
     if (args_.resets != nullptr) {
 #pragma unroll
       for (int tile = 0; tile < tiles; ++tile) {
-        load_reset_of_lane(step, tile);
+        const auto row = work_.row_of_lane(tile);
+        resets_of_lane_[tile] =
+            row < step.rows ? args_.resets[step.first_row + row] : 0;
       }
     }
-  }
-
-  LLTM_INLINE void load_reset_of_lane(Cursor step, int tile) {
-    const auto row = work_.row_of_lane(tile);
-    resets_of_lane_[tile] =
-        row < step.rows ? args_.resets[step.first_row + row] : 0;
   }
 
   LLTM_INLINE void load_products(Cursor step, int i) {
@@ -228,7 +224,7 @@ class ForwardBlock {
         sum[gate] = work_.total(sums, i, 3, gate) + products_[i][gate];
       }
       const float old_cell = resets_[i] != 0 ? 0 : cell_[i];
-      out = cell_forward<float>(sum[0], sum[1], sum[2], old_cell);
+      out = args_.math.forward(sum[0], sum[1], sum[2], old_cell);
       cell_[i] = out.new_cell;
     }
     publish<1>(machine_, to_[i], 0, {out.new_h});

@@ -3,10 +3,6 @@
 #include "cuda/recurrence/launch.h"
 #include "emulator.h"
 
-#ifdef LLTM_PIPELINED
-#include "pipelined_forward.h"
-#endif
-
 #include <climits>
 #include <cstdint>
 #include <string>
@@ -57,13 +53,9 @@ void run_block(
     const emulator::Machine& machine,
     const lltm::recurrence::Forward<scalar_t>& args,
     float* shared) {
-#ifdef LLTM_PIPELINED
-  lltm::recurrence::run_pipelined_forward<tiles>(machine, args, shared);
-#else
   lltm::recurrence::ForwardBlock<tiles, scalar_t, emulator::Machine>(
       machine, args)
       .run(shared);
-#endif
 }
 
 template <int tiles, typename scalar_t>

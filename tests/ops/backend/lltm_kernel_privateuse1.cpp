@@ -4,7 +4,7 @@
 
 #include "ops/checks.h"
 #include "ops/dispatch.h"
-#include "ops/gate_gradients.h"
+#include "ops/gate_math.h"
 #include "ops/lltm.h"
 #include "ops/lltm_composite.h"
 
@@ -20,11 +20,11 @@ namespace {
 // gates holds the products with bias, and afterwards the gates.
 template <typename scalar_t>
 void forward_units(
+    const ForwardArguments& a,
     const at::Tensor& gates,
-    const at::Tensor& old_cell,
     const at::Tensor& new_h,
     const at::Tensor& new_cell) {
-  using opmath_t = at::opmath_type<scalar_t>;
+  const CellMath<at::opmath_type<scalar_t>> math(a);
   auto g = gates.accessor<scalar_t, 2>();
   const auto state_size = new_h.size(1);
   for (int64_t row = 0; row < new_h.size(0); ++row) {
@@ -32,8 +32,8 @@ void forward_units(
       auto& i = g[row][unit];
       auto& o = g[row][state_size + unit];
       auto& candidate = g[row][2 * state_size + unit];
-      const auto out = cell_forward<opmath_t>(
-          i, o, candidate, old_cell.accessor<scalar_t, 2>()[row][unit]);
+      const auto out = math.forward(
+          i, o, candidate, a.old_cell.accessor<scalar_t, 2>()[row][unit]);
       i = out.input_gate;
       o = out.output_gate;
       candidate = out.candidate;
@@ -48,13 +48,13 @@ void backward_units(
     const BackwardArguments& a,
     const at::Tensor& d_gates,
     const at::Tensor& d_old_cell) {
-  using opmath_t = at::opmath_type<scalar_t>;
+  const CellMath<at::opmath_type<scalar_t>> math(a);
   const auto g = a.gates.accessor<scalar_t, 2>();
   auto d = d_gates.accessor<scalar_t, 2>();
   const auto state_size = d_old_cell.size(1);
   for (int64_t row = 0; row < d_old_cell.size(0); ++row) {
     for (int64_t unit = 0; unit < state_size; ++unit) {
-      const auto out = cell_backward<opmath_t>(
+      const auto out = math.backward(
           a.grad_h.accessor<scalar_t, 2>()[row][unit],
           a.grad_cell.accessor<scalar_t, 2>()[row][unit],
           lltm::tanh(a.new_cell.accessor<scalar_t, 2>()[row][unit]),
@@ -76,7 +76,7 @@ ForwardWithGatesResult forward_with_gates_kernel(const ForwardArguments& a) {
   auto new_cell = at::empty(a.old_h.sizes(), a.input.options());
   AT_DISPATCH_FLOATING_TYPES_AND2(
       at::kHalf, at::kBFloat16, a.input.scalar_type(), "lltm_forward", [&] {
-        forward_units<scalar_t>(gates, a.old_cell, new_h, new_cell);
+        forward_units<scalar_t>(a, gates, new_h, new_cell);
       });
   return {std::move(new_h), std::move(new_cell), std::move(gates)};
 }

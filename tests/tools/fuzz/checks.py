@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from common import composite
+from common import NUMBERS, composite
 from torch import Tensor
 
 from . import reference
@@ -82,15 +82,16 @@ def arguments_of(case: Case, make: Maker) -> list[Any]:
     if is_sequence:
         sizes = None if case.lengths is None else make.integers(batch_sizes(case))
         arguments += [sizes, case.reverse, make.booleans(*rows) if case.resets else None]
+    arguments += NUMBERS
     if case.call.endswith("backward"):
         arguments.append(list(case.output_mask))
     return arguments
 
 
 def expected_of(case: Case, arguments: list[Any]) -> list[Bounded]:
-    of = reference.Arithmetic(getattr(torch, case.dtype), case.composite)
+    of = reference.Arithmetic(getattr(torch, case.dtype), case.composite, *NUMBERS)
     if case.call in ("forward", "_forward_with_gates"):
-        return list(reference.forward(of, *map(exactly, arguments)))
+        return list(reference.forward(of, *map(exactly, arguments[:5])))
     if case.call == "backward":
         return list(reference.backward(of, *map(exactly, arguments[:7])))
     is_backward = case.call == "sequence_backward"
