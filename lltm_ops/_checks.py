@@ -61,6 +61,24 @@ def _refuse_hx(owner: str, names: Tuple[str, str], hx: Any) -> None:  # noqa: UP
     )
 
 
+class _MissingInLSTM(str):
+    """A missing key that says why in the message of load_state_dict, and else is any other key.
+
+    To append to error_msgs would raise with strict=False, too: a module is not told of it.
+    """
+
+    def __format__(self, _: str) -> str:
+        return f"{self!s} (the weights of nn.LSTM or nn.GRU cannot become those of an LLTM)"
+
+
+def explain_missing_keys(
+    state_dict: dict[str, Any], missing_keys: list[str], ours: str, theirs: str
+) -> None:
+    """Says why a checkpoint of nn.LSTM, which has the key theirs, does not have ours."""
+    if theirs in state_dict:
+        missing_keys[:] = [_MissingInLSTM(key) if key == ours else key for key in missing_keys]
+
+
 def is_tracing() -> bool:
     """Whether torch.jit.trace runs. Sizes are tensors then, and become constants as ints."""
     return torch.jit.is_tracing()  # type: ignore

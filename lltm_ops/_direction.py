@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lltm_ops._checks import is_tracing
+from lltm_ops._packed_rows import values_of
 from lltm_ops.functional import _new_cell, _new_h
 
 
@@ -91,8 +92,7 @@ def run_step_by_step(
         sizes = [input.size(1)] * input.size(0)
         steps = list(input.unbind(0))
     else:
-        # One by one: tracers notice int(), and would keep what tolist() reads from their example.
-        sizes = [int(size) for size in batch_sizes.unbind()]
+        sizes = values_of(batch_sizes, "layer_norm, zoneout and recurrent_dropout")
         steps = list(torch.split(input, sizes))
     if len(steps) == 0:
         # Its empty results have derivatives, which are zero.

@@ -5,7 +5,7 @@ Uses operators that TorchScript, torch.export, ONNX and DTensor support, without
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import List, Optional  # noqa: UP035  # TorchScript knows no list[] on old Pythons
 
 import torch
 from torch import Tensor
@@ -26,7 +26,22 @@ def batch_of(batch_sizes: Tensor, input: Tensor) -> int:
     is_list_of_sizes = batch_sizes.dim() == 1 and batch_sizes.dtype == torch.int64
     if not is_list_of_sizes or batch_sizes.size(0) == 0 or input.dim() != 2:
         return 0
-    return int(batch_sizes[0].clamp(0, input.size(0)))
+    if torch.jit.is_scripting() or torch.compiler.is_compiling():  # type: ignore[attr-defined]
+        return int(batch_sizes[0].clamp(0, input.size(0)))
+    first = values_of(batch_sizes, "the batch size of hx, which is None")[0]
+    return max(0, min(first, input.size(0)))
+
+
+def values_of(batch_sizes: Tensor, purpose: str) -> List[int]:  # noqa: UP006
+    """Returns batch_sizes as numbers. A tracer refuses to, unless they are constant in its graph.
+
+    Its message names the purpose.
+    """
+    if torch.jit.is_scripting() or torch.compiler.is_compiling():  # type: ignore[attr-defined]
+        # One by one: int() may become a symbol, and tolist() would not.
+        return [int(size) for size in batch_sizes.unbind()]
+    read = torch.ops.lltm._values_of_batch_sizes
+    return read(batch_sizes, "lltm_ops.LLTM", purpose)  # type: ignore[no-any-return]
 
 
 def last_state(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from lltm_ops._checks import check_hx, check_tensor, flag_as_bool, size_as_int
+from lltm_ops._checks import check_hx, check_tensor, explain_missing_keys, flag_as_bool, size_as_int
 from lltm_ops._leaf_module import LeafModule
 from lltm_ops._library import load
 
@@ -116,9 +116,20 @@ class LLTMCell(LeafModule):
         bias = "" if has_bias else ", bias=False"
         return f"{self.input_size}, {self.hidden_size}{bias}"
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        *args: Any,
+    ) -> None:
         key = prefix + "bias"
         bias = state_dict.get(key)
         if isinstance(bias, Tensor) and bias.shape == (1, 3 * self.hidden_size):
             state_dict[key] = bias.squeeze(0)
-        super()._load_from_state_dict(state_dict, prefix, *args)
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, *args
+        )
+        explain_missing_keys(state_dict, missing_keys, prefix + "weights", prefix + "weight_ih")

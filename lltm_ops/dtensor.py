@@ -10,6 +10,7 @@ redistributes arguments that are sharded otherwise, and chooses the cheapest of 
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 from typing import Any
 
@@ -45,6 +46,13 @@ def _register_shardings() -> None:
         known[op] = RuntimeSchemaInfo(static_argnum=len(tensors), needs_pytree=True)
 
 
+def _values_of_batch_sizes(
+    _subclass: Any, op: OpOverload, _types: Any, arguments: Any, _keywords: Any
+) -> list[int]:
+    batch_sizes, *words = arguments
+    return op(batch_sizes.full_tensor(), *words)  # type: ignore[no-any-return]
+
+
 def _shardings(
     op: OpOverload, batch_dim: int, *arguments: Any
 ) -> list[tuple[list[Placement], list[Placement]]]:
@@ -75,3 +83,7 @@ def _shardings(
 
 
 _register_shardings()
+with contextlib.suppress(RuntimeError):  # a second import finds it registered
+    torch.library.register_torch_dispatch(
+        "lltm::_values_of_batch_sizes", DTensor, _values_of_batch_sizes
+    )

@@ -17,6 +17,7 @@ from lltm_ops._checks import (
     check_hx,
     check_probability,
     check_tensor,
+    explain_missing_keys,
     flag_as_bool,
     in_a_graph,
     size_as_int,
@@ -268,6 +269,22 @@ class LLTM(LeafModule):
         module = _without_parametrizations(self)
         module._lltm_parameters = _parameters_in_order(module)  # type: ignore[assignment]
         return module
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        *args: Any,
+    ) -> None:
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, *args
+        )
+        explain_missing_keys(
+            state_dict, missing_keys, prefix + "weights_l0", prefix + "weight_ih_l0"
+        )
 
     def extra_repr(self) -> str:
         # Only what the constructor has set: a subclass may have a property or a method of the name.

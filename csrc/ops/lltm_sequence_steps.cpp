@@ -3,11 +3,13 @@
 #include "ops/checks.h"
 #include "ops/dispatch.h"
 
-#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <c10/util/safe_numerics.h>
+#include <torch/library.h>
 
 #include <algorithm>
 #include <limits>
+#include <string>
+#include <string_view>
 
 namespace lltm {
 
@@ -22,12 +24,7 @@ bool is_traced() {
       (transform_is_active() || !keys.excluded_.has(c10::DispatchKey::Tracer));
 }
 
-// Returns null if the values have to be asked for one by one. torch.func wraps
-// every argument of an operator, even one that has no derivative, and a wrapper
-// has no storage. A mode of Python may record what runs here, such as that of
-// make_fx, which refuses to be asked. Otherwise its graph would keep the
-// lengths of its example.
-const int64_t* data_of(const char* op, const at::Tensor& batch_sizes) {
+std::vector<int64_t> values_of(const char* op, const at::Tensor& batch_sizes) {
   TORCH_CHECK(
       !is_traced(),
       expected(
@@ -35,20 +32,37 @@ const int64_t* data_of(const char* op, const at::Tensor& batch_sizes) {
           "no batch_sizes in derivatives and transforms that are made of a "
           "loop over the steps",
           "them under torch.jit.trace, which would keep their values"));
-  if (!batch_sizes.has_storage()) {
-    return nullptr;
-  }
-  const auto* data = batch_sizes.const_data_ptr<int64_t>();
-  // A loop over steps can be traced only where the number of steps and their
-  // sizes are known.
+  using Type = std::vector<int64_t>(
+      const at::Tensor&, std::string_view, std::string_view);
+  static const auto handle =
+      c10::Dispatcher::singleton()
+          .findSchemaOrThrow("lltm::_values_of_batch_sizes", "")
+          .typed<Type>();
+  return handle.call(
+      batch_sizes,
+      op,
+      "derivatives and transforms that are made of a loop over the steps");
+}
+
+std::vector<int64_t> read_values(
+    const at::Tensor& batch_sizes,
+    std::string_view /*caller*/,
+    std::string_view /*purpose*/) {
+  const auto contiguous = batch_sizes.expect_contiguous();
+  const auto* data = contiguous->const_data_ptr<int64_t>();
+  return {data, data + contiguous->numel()};
+}
+
+std::vector<int64_t> refuse_to_read_values(
+    const at::Tensor& /*batch_sizes*/,
+    std::string_view caller,
+    std::string_view purpose) {
   TORCH_CHECK(
-      batch_sizes.size(0) == 0 || data != nullptr,
+      false,
       expected(
-          op,
-          "the values of batch_sizes, for derivatives that are made of a loop "
-          "over the steps",
+          std::string(caller).c_str(),
+          c10::str("the values of batch_sizes, for ", purpose),
           "a tensor without values, as tracers use"));
-  return c10::impl::TorchDispatchModeTLS::any_modes_set() ? nullptr : data;
 }
 
 // Lists the steps in the order of time, with carried not yet set.
@@ -57,13 +71,13 @@ std::vector<SequenceStep> packed_steps(
     const at::Tensor& input,
     const at::Tensor& h0,
     const at::Tensor& batch_sizes) {
-  const auto* sizes = data_of(op, batch_sizes);
+  const auto sizes = values_of(op, batch_sizes);
+  const auto input_rows = input.sym_size(0).guard_int(__FILE__, __LINE__);
   std::vector<SequenceStep> steps;
   int64_t rows = 0;
   auto before = std::numeric_limits<int64_t>::max();
-  for (int64_t t = 0; t < batch_sizes.size(0); ++t) {
-    const auto size = sizes != nullptr ? sizes[t * batch_sizes.stride(0)]
-                                       : batch_sizes[t].item<int64_t>();
+  for (size_t t = 0; t < sizes.size(); ++t) {
+    const auto size = sizes[t];
     TORCH_CHECK(
         size >= 0 && size <= before,
         expected(
@@ -71,7 +85,7 @@ std::vector<SequenceStep> packed_steps(
             "batch_sizes never to be negative, and never to increase",
             c10::str(size, " at step ", t)));
     // No more of them than input has rows, whatever the sizes say.
-    if (size > 0 && rows < input.size(0)) {
+    if (size > 0 && rows < input_rows) {
       steps.push_back({.first_row = rows, .rows = size, .carried = 0});
     }
     TORCH_CHECK(
@@ -80,15 +94,15 @@ std::vector<SequenceStep> packed_steps(
     before = size;
   }
   TORCH_CHECK(
-      rows == input.size(0),
+      rows == input_rows,
       expected(
           op,
           c10::str("input to have sum(batch_sizes) = ", rows, " rows"),
-          input.size(0)));
+          input_rows));
   // Whoever gives a packed sequence to a layer has named no h0 or batch_sizes.
   const auto batch = steps.empty() ? 0 : steps.front().rows;
   TORCH_CHECK(
-      batch_sizes.size(0) == 0 || batch == h0.size(0),
+      sizes.empty() || batch == h0.size(0),
       expected(
           op,
           c10::str(
@@ -167,6 +181,14 @@ int64_t most_rows(const std::vector<SequenceChunk>& chunks) {
     most = std::max(most, chunk.rows);
   }
   return most;
+}
+
+TORCH_LIBRARY_IMPL(lltm, CompositeExplicitAutograd, m) {
+  m.impl("_values_of_batch_sizes", TORCH_FN(read_values));
+}
+
+TORCH_LIBRARY_IMPL(lltm, Meta, m) {
+  m.impl("_values_of_batch_sizes", TORCH_FN(refuse_to_read_values));
 }
 
 } // namespace lltm

@@ -216,10 +216,13 @@ def test_output_that_nobody_uses():
 
 @on_each_rank
 @needs_results_that_are_none
-def test_second_derivative():
+@pytest.mark.parametrize(
+    ("operator", "placement"), [(CELL, Shard(0)), (Operator(("packed", True, True)), Replicate())]
+)
+def test_second_derivative(operator, placement):
     found = []
-    for arguments in plain_and_distributed(CELL, everywhere(Shard(0))):
-        new_h, _ = torch.ops.lltm.forward(*arguments)
+    for arguments in plain_and_distributed(operator, everywhere(placement)):
+        new_h, _ = operator.forward(*arguments)
         first = torch.autograd.grad(new_h.sum(), arguments[0], create_graph=True)[0]
         found.append(torch.autograd.grad(first.square().sum(), arguments[1]))
     assert_whole(found[1], found[0])

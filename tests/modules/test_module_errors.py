@@ -182,3 +182,19 @@ def test_anomaly_mode_names_the_operator_of_the_first_nan():
     words = "LLTMSequenceFunction>' returned nan values"
     with torch.autograd.detect_anomaly(), pytest.raises(RuntimeError, match=words):
         layer(input)[0].sum().backward()
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize(
+    ("kinds", "first"),
+    [((nn.LSTM, lltm_ops.LLTM), "weights_l0"), ((nn.LSTMCell, lltm_ops.LLTMCell), "weights")],
+)
+def test_a_checkpoint_of_an_lstm_is_refused_with_the_reason(kinds, first, nested):
+    theirs, ours = (kind(5, 6) for kind in kinds)
+    if nested:
+        theirs, ours = nn.ModuleDict({"rnn": theirs}), nn.ModuleDict({"rnn": ours})
+    prefix = "rnn." if nested else ""
+    reason = f'"{prefix}{first} (the weights of nn.LSTM or nn.GRU cannot become those of an LLTM)"'
+    assert reason in message(ours.load_state_dict, [theirs.state_dict()])
+    missing_keys, _ = ours.load_state_dict(theirs.state_dict(), strict=False)
+    assert missing_keys == list(ours.state_dict())

@@ -7,12 +7,14 @@ import sys
 
 import pytest
 import torch
+from layers import SLOW_OPTIONS
 from torch import nn
 from torch._functorch.aot_autograd import aot_export_joint_simple, aot_export_module
 from torch._higher_order_ops import map as map_
 from torch._higher_order_ops import while_loop
 from torch.export.experimental import _export_forward_backward
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.utils.rnn import pack_sequence
 from torch.package import PackageExporter, PackageImporter
 
 import lltm_ops
@@ -121,6 +123,22 @@ def test_make_fx(layer, mode):
     assert operators_of(graph.graph) == ["lltm._sequence_forward_with_gates.default"] * 4
     longer = INPUT if mode != "symbolic" else torch.randn(9, 2, 5)
     assert_close(graph(longer, parameters), layer(longer)[0])
+
+
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning")
+@pytest.mark.parametrize("options", [{}, *SLOW_OPTIONS], ids=str)
+def test_linearize_a_packed_sequence(options):
+    """The lengths are constants of the linear map."""
+    packed = pack_sequence([torch.randn(length, 5) for length in (3, 1)])
+    layer = lltm_ops.LLTM(5, 4, **options).eval()
+
+    def run(data):
+        return layer(packed._replace(data=data))[0].data
+
+    tangent = torch.randn_like(packed.data)
+    output, linear = torch.func.linearize(run, packed.data)
+    expected = torch.func.jvp(run, (packed.data,), (tangent,))
+    assert_close((output, linear(tangent)), expected)
 
 
 def test_functionalize(layer):

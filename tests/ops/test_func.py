@@ -19,7 +19,7 @@ from common import (
     sequence_reference,
     with_options,
 )
-from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
 from torch.utils._pytree import tree_leaves
 
 import lltm_ops
@@ -73,6 +73,19 @@ def test_transform(device, operator, transform, request):
         transform(with_options(operator.forward, inputs))(*inputs[:5]),
         transform(with_options(operator.reference, inputs))(*inputs[:5]),
     )
+
+
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning")
+@each_operator
+def test_linearize(operator):
+    """Of a gradient, too: then the linear map is a product with the Hessian."""
+    inputs = operator.inputs(dtype=torch.float64, shape=SMALL)
+    arguments = tuple(inputs[:5])
+    op = with_options(operator.forward, inputs)
+    for function in (op, grad(loss_of(op), argnums=ALL)):
+        tangents = tuple(a.cos() for a in arguments)
+        results, linear = linearize(function, *arguments)
+        assert_close((results, linear(*tangents)), jvp(function, arguments, tangents))
 
 
 @pytest.mark.parametrize("operator", [CELL, PADDED], ids=str)

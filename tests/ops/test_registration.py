@@ -14,12 +14,15 @@ from common import (
     each_device,
     each_dtype,
     each_sequence_kind,
+    names_of,
     needs_cuda,
     sequence_backward_inputs,
     sequence_inputs,
     sequence_reference,
 )
 from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.library import opcheck
 
 import lltm_ops
@@ -148,6 +151,78 @@ def test_tracing_says_that_it_has_no_values_of_batch_sizes(name):
         opcheck(operator(name), inputs, test_utils="test_aot_dispatch_dynamic")
 
 
+def function_of_data(batch_sizes, *parameters):
+    def run(data):
+        h = data.new_zeros(3, 5)
+        return lltm_ops.sequence_forward(data, *parameters, h, h, batch_sizes)[0]
+
+    return run
+
+
+def second_derivative(data, *others):
+    data = data.detach().requires_grad_()
+    output = function_of_data(*others)(data)
+    (first,) = torch.autograd.grad(output.square().sum(), data, create_graph=True)
+    return torch.autograd.grad(first.square().sum(), data)[0]
+
+
+def jvp(data, *others):
+    return torch.func.jvp(function_of_data(*others), (data,), (data,))[1]
+
+
+def vmap(data, *others):
+    return torch.func.vmap(function_of_data(*others))(torch.stack([data, data]))
+
+
+def on_meta(function, tensors):
+    return function(*(tensor.to("meta") for tensor in tensors))
+
+
+def fake(function, tensors, shape_env=None):
+    with FakeTensorMode(shape_env=shape_env) as mode:
+        return function(*(mode.from_tensor(t, static_shapes=not shape_env) for t in tensors))
+
+
+WITHOUT_VALUES = {
+    "meta": on_meta,
+    "fake": fake,
+    "fake with symbolic sizes": lambda *call: fake(*call, ShapeEnv()),
+    "make_fx fake": lambda call, tensors: make_fx(call, tracing_mode="fake")(*tensors),
+    "make_fx symbolic": lambda call, tensors: make_fx(call, tracing_mode="symbolic")(*tensors),
+}
+each_packed_call = pytest.mark.parametrize("call", [second_derivative, jvp, vmap])
+PACKED = torch.randn(6, 4), torch.tensor([3, 2, 1]), torch.randn(15, 9), torch.randn(15)
+
+
+@each_packed_call
+@pytest.mark.parametrize("how", WITHOUT_VALUES)
+def test_a_loop_over_steps_is_refused_where_batch_sizes_have_no_values(call, how):
+    call(*PACKED)
+    with pytest.raises(
+        RuntimeError, match=r"lltm::sequence_\w+: expected the values of batch_sizes"
+    ):
+        WITHOUT_VALUES[how](call, PACKED)
+
+
+@pytest.mark.parametrize(
+    ("call", "mode"),
+    [(second_derivative, "real"), (jvp, "real"), (jvp, "fake"), (vmap, "real"), (vmap, "symbolic")],
+)
+def test_make_fx_keeps_the_values_of_batch_sizes_that_are_no_input_of_its_graph(call, mode):
+    data, batch_sizes, *parameters = PACKED
+
+    def run(data, *parameters):
+        return call(data, batch_sizes, *parameters)
+
+    graph = make_fx(run, tracing_mode=mode)(data, *parameters)
+    other = torch.randn(6, 4)
+    torch.testing.assert_close(graph(other, *parameters), run(other, *parameters))
+
+
+def test_functionalize_reads_the_values_of_batch_sizes():
+    torch.testing.assert_close(torch.func.functionalize(vmap)(*PACKED), vmap(*PACKED))
+
+
 each_extreme_shape = pytest.mark.parametrize(
     "shape", [(0, 3, 5, 4), (4, 0, 5, 4), (4, 3, 0, 4), (1, 1, 1, 1)], ids=str
 )
@@ -167,6 +242,19 @@ def laid_out(name, layout, shape):
 def test_opcheck_of_layouts_and_shapes(name, layout, shape):
     """The strides of the arguments change nothing about the results, real or fake."""
     opcheck(operator(name), laid_out(name, layout, shape), test_utils=WITHOUT_GRAPHS)
+
+
+@each_sequence_operator
+@each_extreme_shape
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_opcheck_of_packed_half_types(name, shape, dtype):
+    """With steps of no rows at the end, which a PackedSequence has not, and no tensor contiguous."""
+    inputs = OPERATORS[name](dtype=dtype, shape=shape, kind=("packed", True, True))
+    at = names_of(name).index("batch_sizes")
+    if inputs[at] is not None:
+        inputs[at] = torch.cat([inputs[at], torch.zeros(2, dtype=torch.long)])
+    inputs = [LAYOUTS["strided"](t) if isinstance(t, torch.Tensor) else t for t in inputs]
+    opcheck(operator(name), inputs, test_utils=WITHOUT_GRAPHS)
 
 
 @pytest.mark.parametrize("mask", [[True, False] * 2 + [True], [False] * 5, [False] * 4 + [True]])
