@@ -56,7 +56,7 @@ PYTEST = OMP_WAIT_POLICY=passive $(PYTHON) -m pytest $(PARALLEL)
 # Ninja prints each command of the compiler when it has ended. This keeps its number and its file.
 BUILD = $(1) setup.py --quiet build_ext $(2) | sed -uE 's|^(\[[0-9]+/[0-9]+\]).* -c [^ ]*/(csrc/[^ ]+) .*|\1 \2|'
 
-.PHONY: help demo test bench learn-test docs test-all lint format fuzz mutants sanitize soak cuda-check gpu aarch64 check-all bench-against clean wheels compat fresh test-wheel objects in-place FORCE
+.PHONY: help demo test bench learn-test docs test-all lint format fuzz mutants sanitize soak cuda-check gpu aarch64 check-all bench-against clean wheels compat fresh test-wheel in-place FORCE
 
 help:
 	@echo 'Most readers need only what is under "Use" and "Learn".'
@@ -118,9 +118,8 @@ soak: $(BUILT)  ## an hour of calls, threads, errors, forks and signals; SOAK_AR
 # This needs no GPU. It sets CUDA_HOME, because a guess from an nvcc on PATH may be a wrapper's folder.
 cuda-check: export CUDA_HOME ?= /usr/local/cuda
 cuda-check: export FORCE_CUDA := 1
-cuda-check:  ## build with CUDA against torch 2.11, install that, and run the tests of the operators
-	$(MAKE) --no-print-directory objects test-wheel VENV=.venv-cuda TORCH=torch==$(firstword $(TORCHES)) WHEEL=. \
-		WHEEL_TESTS="$(or $(CUDA_TESTS),-m 'not slow' cuda modules ops)"
+cuda-check:  ## build with CUDA against torch 2.11, and run the tests in place and beside what pip installs
+	$(MAKE) --no-print-directory test test-wheel VENV=.venv-cuda TORCH=torch==$(firstword $(TORCHES)) WHEEL=.
 
 gpu: export CUDA_HOME ?= /usr/local/cuda
 gpu:  ## on a machine with a GPU: build, tests, compute-sanitizer, times, with the torch of python3; GPU_ARGS=--help
@@ -168,9 +167,6 @@ test-wheel: $(VENV)/.torch
 	cd tests && for run in 1 2 3; do $(INSTALLED) -W ignore -c '$(TIME_IMPORT)' || exit; done
 	$(INSTALLED) -m pip install --quiet --no-build-isolation "$(WHEEL)[test]"
 	cd tests && OMP_WAIT_POLICY=passive $(INSTALLED) -m pytest -c ../pyproject.toml $(PARALLEL) $(WHEEL_TESTS)
-
-objects: $(VENV)/.torch
-	@$(call BUILD,$(VENV)/bin/python)
 
 in-place:
 	@$(call BUILD,$(PYTHON),--inplace)
