@@ -169,6 +169,13 @@ def test_packed_sequence_is_replicated(with_gradients):
 
 
 @on_each_rank
+def test_steps_are_not_divided():
+    _, ours = plain_and_distributed(Operator(("padded", False, False)), everywhere(Replicate()))
+    ours[0] = ours[0].redistribute(placements=[Shard(0)])
+    assert ours[0].placements == (Shard(0),) != lltm_ops.sequence_forward(*ours)[0].placements
+
+
+@on_each_rank
 def test_plain_batch_sizes_are_refused():
     operator = Operator(("packed", False, False))
     plain, ours = plain_and_distributed(operator, everywhere(Replicate()))

@@ -1,10 +1,12 @@
 """The limits of docs/limits.md that no other test shows: one that is gone needs no row there."""
 
 import functools
+import subprocess
+import sys
 
 import pytest
 import torch
-from common import needs_torchscript
+from common import environment, needs_torchscript
 from layers import SLOW_OPTIONS
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -226,3 +228,39 @@ def test_a_scripted_layer_keeps_parameters_that_are_replaced(layer):
     scripted = torch.jit.script(layer)
     scripted.load_state_dict(others.state_dict())
     assert torch.equal(scripted(input)[0], others(input)[0])
+
+
+@needs_torchscript
+def test_a_trace_of_an_export_keeps_sizes(layer):
+    layer.requires_grad_(False)
+    shapes = ({0: torch.export.Dim.DYNAMIC},)
+    example, longer = torch.randn(7, 3, 5), torch.randn(9, 3, 5)
+    exported = torch.export.export(layer, (example,), dynamic_shapes=shapes).module()
+    output, (h_n, _) = torch.jit.trace(exported, (example,))(longer)
+    exact, (exact_h_n, _) = layer(longer)
+    torch.testing.assert_close(output, exact)
+    assert not torch.equal(h_n, exact_h_n)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_quantize_dynamic_leaves_our_modules_as_they_are(layer):
+    model = torch.nn.ModuleList([torch.nn.LSTM(5, 6), layer, lltm_ops.LLTMCell(5, 6)])
+    quantized = torch.ao.quantization.quantize_dynamic(model, {type(module) for module in model})
+    assert [type(module) for module in quantized[1:]] == [lltm_ops.LLTM, lltm_ops.LLTMCell]
+    assert type(quantized[0]) is not torch.nn.LSTM
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_a_stack_of_96_kib_is_large_enough(dtype):
+    """For the thread that calls, and for those of OpenMP."""
+    code = f"""
+import threading, torch, lltm_ops
+torch.set_num_threads(2)
+layer, input = lltm_ops.LLTM(512, 512, dtype={dtype}), torch.randn(4, 16, 512, dtype={dtype})
+threading.stack_size(96 << 10)
+thread = threading.Thread(target=lambda: layer(input)[0].sum().backward())
+thread.start()
+thread.join()
+assert layer.weights_l0.grad is not None"""
+    variables = environment(OMP_STACKSIZE="96k")
+    subprocess.run([sys.executable, "-c", code], check=True, env=variables)

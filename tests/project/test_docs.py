@@ -120,3 +120,11 @@ def test_every_row_of_what_composes_names_a_test():
     rows = [line for line in table.splitlines() if line.startswith("| ")][1:]
     assert len(rows) > 10
     assert all(re.search(r"`tests/[\w/]+\.py::\w+` \|$", row) for row in rows)
+
+
+def test_every_limit_names_a_test_or_says_that_it_has_none():
+    limits = re.split(r"^- ", (ROOT / "docs" / "limits.md").read_text(), flags=re.M)[1:]
+    assert len(limits) > 40
+    says = r"`tests/[\w/]+\.py::\w+`\)$|\(\*no test\*\)$|tried by hand"
+    for limit in limits:
+        assert re.search(says, limit.partition("\n\n")[0].strip()), limit
