@@ -15,24 +15,24 @@ RULES = [
     (r" \+ ", " - "), (r" - ", " + "), (r" \* ", " / "), (r" [/%] ", " * "), (r" [+-]= ", " = "),
     (r" ([<>]) ", r" \1= "), (r" ([<>])= ", r" \1 "), ("==", "!="), ("!=", "=="),
     (r"&&|\band\b", " or "), (r"\|\||\bor\b", " and "), (r"\bnot ", ""), (r"(?<=[ (])!(?=\w)", ""),
-    (r"\b(el)?if (?=\w)", r"\g<0>not "), (r"\bis None", "is not None"), (r"\bis not\b", "is"),
-    ("true", "false"), ("false", "true"), ("True", "False"), ("False", "True"),
-    (r"\bmin\(", "max("), (r"\bmax\(", "min("), (r"\.begin\b", ".end"), (r"\.end\b", ".begin"),
+    (r"\bif \(", "if (!"), (r"\bif (?!constexpr|[(])", "if not "), (r"\bis None", "is not None"),
+    (r"\bis not\b", "is"), ("true", "false"), ("false", "true"), ("True", "False"),
+    ("False", "True"), (r"\bmin\(", "max("), (r"\bmax\(", "min("), (r"\.begin\b", ".end"),
     (r"(?<![\w.])\d+(?![\w.])", r"(\g<0> + 1)"), (r"(?<![\w.])[1-9]\d*(?![\w.])", r"(\g<0> - 1)"),
-    (r"(?<=\d\.)[0-8]", "9"), (r"\b([\w.]+), (?!\1\b)([\w.]+)(?=[,)}\]])", r"\2, \1"),
+    (r"\.end\b", ".begin"), (r"(?<=\d\.)[0-8]", "9"),
+    (r"\b([\w.]+), (?!\1\b)([\w.]+)(?=[,)}\]])", r"\2, \1"),  # two arguments
     (r"^ *[\w.>-]+(\[[^;{}]*\])?(\([^;{}]*\)| [+*|&-]?= [^;{}]*);$", ""),  # a statement of C++
     (r"^( +)\w[\w.]*(\[.*\])?(\(.*\)| [+*|&-]?= .*[^;,{(])$", r"\1pass"),  # and of Python
 ]  # fmt: skip
 # Strings with the docs, comments, and lines of the preprocessor.
 NOT_CODE = re.compile(r'"""[\s\S]*?"""|"(?:[^"\\\n]|\\.)*"|//.*|#.*')
 FUZZER = "-m tests.tools.fuzz --no-shrink --seed=1 --cases=400"
-OPERATORS = "-m pytest -x -m 'not slow' tests/ops"
-CUDA = "-m pytest -x tests/cuda/test_cuda"
+PYTEST = "-m pytest -x -m 'not slow' tests"
 CHECKS = {
-    "csrc/cpu": [FUZZER, f"{OPERATORS}/test_tiles.py", f"{OPERATORS}/test_values.py"],
-    "csrc/ops": [FUZZER, OPERATORS],
-    "csrc/cuda": [f"{CUDA}_without_gpu.py", f"{CUDA}_recurrence.py"],
-    "lltm_ops": ["-m pytest -x -m 'not slow' tests/modules", OPERATORS],
+    "csrc/cpu": [f"{PYTEST}/ops/test_tiles.py", f"{PYTEST}/ops/test_values.py", FUZZER],
+    "csrc/ops": [f"{PYTEST}/ops/test_gradients.py", f"{PYTEST}/ops", FUZZER],
+    "csrc/cuda": [f"{PYTEST}/cuda/test_cuda_{of}.py" for of in ("without_gpu", "recurrence")],
+    "lltm_ops": [f"{PYTEST}/modules/test_layer.py", f"{PYTEST}/modules", f"{PYTEST}/ops"],
 }
 
 
