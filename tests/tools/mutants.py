@@ -29,7 +29,7 @@ NOT_CODE = re.compile(r'"""[\s\S]*?"""|"(?:[^"\\\n]|\\.)*"|//.*|#.*')
 FUZZER = "-m tests.tools.fuzz --no-shrink --seed=1 --cases=400"
 PYTEST = "-m pytest -x -m 'not slow' tests"
 CHECKS = {
-    "csrc/cpu": [f"{PYTEST}/ops/test_tiles.py", FUZZER, f"{PYTEST}/ops/test_values.py"],
+    "csrc/cpu": [f"{PYTEST}/ops/test_tiles.py", FUZZER, f"{PYTEST}/ops"],
     "csrc/ops": [f"{PYTEST}/ops/test_gradients.py", f"{PYTEST}/ops", FUZZER],
     "csrc/cuda": [f"{PYTEST}/cuda/test_cuda_{of}.py" for of in ("without_gpu", "recurrence")],
     "lltm_ops": [f"{PYTEST}/modules/test_layer.py", f"{PYTEST}/modules", f"{PYTEST}/ops"],
