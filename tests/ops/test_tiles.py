@@ -11,8 +11,8 @@ import torch
 from common import each_dtype
 
 # Tiles have up to 24 rows, so the list has each of these and two more. It also has the neighbours
-# of 32 and 48 rows, and those of panels of 64.
-ROWS = [*range(1, 27), 31, 33, 47, 48, 49, 63, 64, 65, 130]
+# of 32 and 48 rows, and those of panels of 64. The gradient of weights adds up 512 rows at a time.
+ROWS = [*range(1, 27), 31, 33, 47, 48, 49, 63, 64, 65, 130, 513]
 # A vector has up to 16 units. The list has each part of a vector, the neighbours of two to six
 # vectors, and those of blocks of 48 and 128 units.
 UNITS = [*range(1, 18), 23, 24, 25, 31, 32, 33, 47, 48, 49, 63, 64, 65, 95, 96, 97, 127, 128, 129]

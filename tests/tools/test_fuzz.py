@@ -1,23 +1,10 @@
 """The fuzzer itself: what it takes for right and wrong. `make fuzz` runs it."""
 
-import shutil
-
 import pytest
 import torch
 from fuzz import checks, reference
 from fuzz.cases import Case, cases
-from fuzz.mutants import FUZZER, MUTANTS, ON_HOST, ROOT
 from hypothesis import given, settings
-
-
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.file)
-def test_planted_faults_still_find_their_place_in_the_sources(mutant, tmp_path):
-    target = tmp_path / mutant.file
-    target.parent.mkdir(parents=True)
-    shutil.copyfile(ROOT / mutant.file, target)
-    mutant.apply(tmp_path)
-    assert target.read_text() != (ROOT / mutant.file).read_text()
-    assert mutant.finder == FUZZER or f"def {mutant.finder}(" in (ROOT / ON_HOST).read_text()
 
 
 @settings(max_examples=50, deadline=None, database=None)
@@ -26,34 +13,15 @@ def test_a_case_is_repeated_by_its_line(case):
     assert Case.from_json(case.to_json()) == case
 
 
-def wrong(change):
-    """forward, whose results were changed."""
-
-    def call(case, name, arguments, threads=None):
-        results = list(torch.ops.lltm.forward(*arguments))
-        change(arguments, results)
-        return results
-
-    return call
-
-
-FAULTS = {
-    "value": lambda arguments, results: results[1].mul_(1 + 1e-5),
-    "unchanged": lambda arguments, results: arguments[0].neg_(),
-    "contiguous": lambda arguments, results: results.reverse() or results[0].t_(),
-    "fresh": lambda arguments, results: results.__setitem__(1, results[0]),
-    "repeated": lambda arguments, results: results[0].add_(torch.rand(()) * 1e-7),
-}
-
-
-@pytest.mark.parametrize("check", FAULTS)
-def test_a_wrong_result_is_a_fault(check, monkeypatch):
+def test_a_wrong_result_is_a_fault(monkeypatch):
     case = Case("forward", batch=3, features=5, state=4)
     checks.run_case(case, checks.Outcome())
-    monkeypatch.setattr(checks, "call_operator", wrong(FAULTS[check]))
-    with pytest.raises(checks.Fault) as fault:
+    right = checks.call_operator
+    monkeypatch.setattr(
+        checks, "call_operator", lambda *call: [each * (1 + 1e-5) for each in right(*call)]
+    )
+    with pytest.raises(checks.Fault, match="value"):
         checks.run_case(case, checks.Outcome())
-    assert fault.value.check == check
 
 
 def test_what_is_not_finite_is_expected_where_it_is_certain():

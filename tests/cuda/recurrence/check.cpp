@@ -39,10 +39,10 @@ struct Wrong : std::runtime_error {
 template <typename T>
 class Buffer {
  public:
-  explicit Buffer(size_t size, int fill = 0xff)
+  explicit Buffer(size_t size)
       : size_(size),
         data_(static_cast<T*>(backend::allocate(size * sizeof(T)))) {
-    std::memset(static_cast<void*>(data_), fill, size * sizeof(T));
+    std::memset(static_cast<void*>(data_), 0xff, size * sizeof(T));
   }
 
   Buffer(const Buffer&) = delete;
@@ -178,13 +178,13 @@ class Run {
         c0_(drawn.batch * H_),
         products_(rows_ * 3 * H_),
         gates_(rows_ * 3 * H_),
-        output_(rows_ * H_ + 2, plants.no_sentinel ? 0 : 0xff),
+        output_(rows_ * H_),
         cells_(rows_ * H_),
         cell_(drawn.batch * H_),
         resets_(rows_),
         grad_output_(rows_ * H_),
         grad_cells_(rows_ * H_),
-        d_gates_(rows_ * 3 * H_, plants.no_sentinel ? 0 : 0xff),
+        d_gates_(rows_ * 3 * H_),
         d_h0_(drawn.batch * H_),
         d_c0_(drawn.batch * H_) {
     fill(weights_, 0.7 / std::sqrt(double(H_)));
@@ -322,8 +322,7 @@ class Run {
       args.cell = cell_.get();
       args.products = gates.get();
       args.products_row = case_.first_row + low;
-      args.output =
-          far(output_.get(), H_) + (plants_.misaligned_output ? 2 : 0);
+      args.output = far(output_.get(), H_);
       args.cells = far(cells_.get(), H_);
       args.write_gates = case_.write_gates;
       backend::run_recurrence(args, case_.tiles, case_.seed, plants_);

@@ -11,14 +11,11 @@
 namespace backend {
 
 constexpr char kPlants[] =
-    "no_barrier, plain_stores, no_sentinel, misaligned_output, short_shared, "
-    "too_few_resident";
+    "no_barrier, plain_stores, short_shared, too_few_resident";
 
 constexpr bool kFarRows = true;
 
 struct Plants : emulator::Plants {
-  bool no_sentinel = false;
-  bool misaligned_output = false;
   bool short_shared = false;
   bool too_few_resident = false;
 
@@ -26,8 +23,6 @@ struct Plants : emulator::Plants {
     const std::pair<const char*, bool*> all[] = {
         {"no_barrier", &no_barrier},
         {"plain_stores", &plain_stores},
-        {"no_sentinel", &no_sentinel},
-        {"misaligned_output", &misaligned_output},
         {"short_shared", &short_shared},
         {"too_few_resident", &too_few_resident}};
     for (const auto& [known, value] : all) {

@@ -18,9 +18,6 @@ constexpr char kPlants[] = "none on a GPU";
 constexpr bool kFarRows = false;
 
 struct Plants {
-  bool no_sentinel = false;
-  bool misaligned_output = false;
-
   bool set(const std::string&) {
     return false;
   }
