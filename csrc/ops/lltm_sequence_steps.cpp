@@ -32,6 +32,9 @@ std::vector<int64_t> values_of(const char* op, const at::Tensor& batch_sizes) {
           "no batch_sizes in derivatives and transforms that are made of a "
           "loop over the steps",
           "them under torch.jit.trace, which would keep their values"));
+  if (batch_sizes.sym_numel() == 0) {
+    return {};
+  }
   using Type = std::vector<int64_t>(
       const at::Tensor&, std::string_view, std::string_view);
   static const auto handle =
