@@ -197,6 +197,8 @@ PACKED = torch.randn(6, 4), torch.tensor([3, 2, 1]), torch.randn(15, 9), torch.r
 @each_packed_call
 @pytest.mark.parametrize("how", WITHOUT_VALUES)
 def test_a_loop_over_steps_is_refused_where_batch_sizes_have_no_values(call, how):
+    if call is jvp and "symbolic" in how and torch.__version__ < "2.13":
+        pytest.skip("before torch 2.13, jvp of symbolic sizes fails inside of PyTorch")
     call(*PACKED)
     with pytest.raises(
         RuntimeError, match=r"lltm::sequence_\w+: expected the values of batch_sizes"
