@@ -21,7 +21,6 @@ from common import (
 
 forward = torch.ops.lltm.sequence_forward
 backward = torch.ops.lltm.sequence_backward
-SMALL = (3, 2, 2, 3)
 
 
 @pytest.mark.parametrize("reverse", [False, True])
