@@ -89,15 +89,6 @@ def test_mixed_dtypes_are_unified_and_float64_stays(device, dtype):
         assert lltm_ops.forward(*inputs)[0].dtype == expected
 
 
-@each_device
-@each_way
-def test_disabled_region(device, way):
-    inputs = sample_inputs(device)
-    step = step_of(way)
-    with torch.autocast(device, torch.bfloat16), torch.autocast(device, enabled=False):
-        assert step(*inputs)[0].dtype == torch.float32
-
-
 @pytest.mark.parametrize("name", ["forward", "_forward_with_gates"])
 def test_composite_formulas_keep_their_dtypes(name):
     """A device whose autocast we do not register gets the dtypes of its arguments, all alike."""

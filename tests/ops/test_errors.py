@@ -6,15 +6,13 @@ import re
 import pytest
 import torch
 from common import (
-    ARGUMENTS,
-    BACKWARD_ARGUMENTS,
     SEQUENCE_ARGUMENTS,
-    SEQUENCE_BACKWARD_ARGUMENTS,
     backward_inputs,
+    cell_inputs,
     composite,
     message,
+    names_of,
     needs_torchscript,
-    sample_inputs,
     sequence_backward_inputs,
     sequence_inputs,
 )
@@ -132,17 +130,16 @@ CASES = {
     "sequence_forward": SEQUENCE_CASES | SEQUENCE_VALUE_CASES | SEQUENCE_SPECIAL_CASES,
 }
 SAMPLES = {
-    "forward": (ARGUMENTS, sample_inputs),
-    "backward": (BACKWARD_ARGUMENTS, backward_inputs),
-    "sequence_forward": (SEQUENCE_ARGUMENTS, sequence_inputs),
-    "sequence_backward": (SEQUENCE_BACKWARD_ARGUMENTS, sequence_backward_inputs),
+    "forward": cell_inputs,
+    "backward": backward_inputs,
+    "sequence_forward": sequence_inputs,
+    "sequence_backward": sequence_backward_inputs,
 }
 
 
 def arguments_of(name, case):
     """Those of an operator, with one fault."""
-    names, sample = SAMPLES[name]
-    arguments = dict(zip(names, sample(), strict=True))
+    arguments = dict(zip(names_of(name), SAMPLES[name](), strict=True))
     CASES[name][case](arguments)
     return list(arguments.values())
 
@@ -299,9 +296,8 @@ def wrongly(tensor):
 
 def sample_of(name):
     """By argument. Resets of a sequence, so that something has to fit its time."""
-    names, sample = SAMPLES[name]
     kind = {"kind": ("padded", False, True)} if "sequence" in name else {}
-    return dict(zip(names, sample(**kind), strict=True))
+    return dict(zip(names_of(name), SAMPLES[name](**kind), strict=True))
 
 
 @pytest.mark.parametrize(
