@@ -4,13 +4,20 @@ import copy
 import functools
 import inspect
 import itertools
-import subprocess
 import sys
 
 import pytest
 import torch
 import torch.distributed as dist
-from common import CELL, SEQUENCE_KINDS, Operator, each_sequence_kind, environment, gradients
+from common import (
+    CELL,
+    SEQUENCE_KINDS,
+    Operator,
+    each_sequence_kind,
+    environment,
+    gradients,
+    printed,
+)
 from ranks import Ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import (
@@ -298,8 +305,7 @@ def test_mesh_of_two_dimensions():
 
 
 def run_python(code):
-    command = [sys.executable, "-c", code]
-    subprocess.run(command, env=environment(), check=True, timeout=300)
+    printed(sys.executable, "-c", code, env=environment(), timeout=300)
 
 
 def test_package_does_not_import_dtensor():

@@ -71,6 +71,12 @@ def test_attributes_that_programs_read_are_those_of_nn_lstm(options):
     names = "input_size hidden_size num_layers bias batch_first dropout bidirectional proj_size"
     for name in names.split():
         assert getattr(layer, name) == getattr(peer, name)
+    # Of weights and of bias, nn.LSTM has two.
+    assert [2 * len(parameters) for parameters in layer.all_weights] == [
+        len(parameters) for parameters in peer.all_weights
+    ]
+    everything = [parameter for parameters in layer.all_weights for parameter in parameters]
+    assert set(map(id, everything)) == set(map(id, layer.parameters()))
 
 
 def stacked_cells(layer, sequence, state, resets):
@@ -181,24 +187,9 @@ def test_arguments_are_named_as_those_of_nn_lstm():
     assert_close(layer(input=input, hx=hx), layer(input, hx), rtol=0, atol=0)
     step = input[0], (hx[0][0], hx[1][0])
     assert_close(cell(input=step[0], hx=step[1]), cell(*step), rtol=0, atol=0)
-
-
-@each_structure
-def test_an_initialisation_of_nn_lstm_runs(options):
-    def initialised(rnn):
-        for parameters in rnn.all_weights:
-            for parameter in parameters:
-                nn.init.ones_(parameter)
-        return [len(parameters) for parameters in rnn.all_weights]
-
-    positional = [5, 6, 1, True, False, 0.0, False, 0, "cpu", torch.float64]
-    for kind in (nn.LSTM, lltm_ops.LLTM):
-        rnn = kind(5, 6, proj_size=0, **options)
-        count = rnn.num_layers * (2 if rnn.bidirectional else 1)
-        each = (2 if rnn.bias else 1) * (2 if kind is nn.LSTM else 1)
-        assert initialised(rnn) == [each] * count
-        assert all((parameter == 1).all() for parameter in rnn.parameters())
-        assert kind(*positional).all_weights[0][0].dtype == torch.float64
+    positional = lltm_ops.LLTM(5, 6, 1, True, False, 0.0, False, 0, "meta", torch.float64)
+    assert positional.weights_l0.dtype == torch.float64
+    assert positional.weights_l0.is_meta
 
 
 def test_names_in_the_state_dict_are_those_of_nn_lstm():
@@ -306,11 +297,6 @@ def test_errors_name_the_shape_of_resets_with_the_batch_first(scripted):
 # Parameters that are not where the constructor put them.
 
 
-def replace_by_plain_tensor(module, name, tensor):
-    delattr(module, name)
-    setattr(module, name, tensor)
-
-
 ZEROED = {
     "pruned": lambda module, name: prune.l1_unstructured(module, name, 1.0),
     "parametrized": lambda module, name: parametrize.register_parametrization(
@@ -318,9 +304,6 @@ ZEROED = {
     ),
     "assigned": lambda module, name: setattr(
         module, name, nn.Parameter(torch.zeros_like(getattr(module, name)))
-    ),
-    "plain tensor": lambda module, name: replace_by_plain_tensor(
-        module, name, torch.zeros_like(getattr(module, name))
     ),
 }
 
@@ -494,7 +477,11 @@ def test_autocast(device, slow, training):
     layer = lltm_ops.LLTM(5, 6, num_layers=2, bidirectional=True, device=device, **slow)
     layer.train(training)
     with torch.autocast(device, torch.bfloat16):
-        output, (h_n, c_n) = layer(torch.randn(7, 4, 5, device=device))
-        empty, state = layer(torch.randn(0, 4, 5, device=device))
-    dtypes = {tensor.dtype for tensor in (output, h_n, c_n, empty, *state)}
+        output, state = layer(torch.randn(7, 4, 5, device=device))
+        half = tuple(part.half() for part in state)
+        results = [output, *state]
+        for steps in (0, 7):
+            output, state = layer(torch.randn(steps, 4, 5, device=device).bfloat16(), half)
+            results += [output, *state]
+    dtypes = {tensor.dtype for tensor in results}
     assert dtypes == {torch.bfloat16}

@@ -244,24 +244,16 @@ def exported(layer, form, with_resets, dimension=torch.export.Dim, strict=False)
 
 @each_form
 @each_with_resets
-@pytest.mark.parametrize("options", [STRUCTURES[0], STRUCTURES[3]], ids=str)
-def test_exported_for_few_steps_and_many(options, with_resets, form, tmp_path):
-    layer = lltm_ops.LLTM(5, 6, return_cells=True, **options)
-    torch.export.save(exported(layer, form, with_resets), tmp_path / "layer.pt2")
-    loaded = torch.export.load(tmp_path / "layer.pt2").module()
-    assert_holds_for_few_and_many(loaded, layer, form, with_resets)
-
-
-@each_form
 @pytest.mark.parametrize(
     "how",
-    [{"strict": True}, {"dimension": lambda name: torch.export.Dim.DYNAMIC}],
-    ids=["strict", "inferred dimensions"],
+    [{}, {"strict": True}, {"dimension": lambda name: torch.export.Dim.DYNAMIC}],
+    ids=["named dimensions", "strict", "inferred dimensions"],
 )
-def test_exported_in_other_ways_for_few_steps_and_many(how, form):
-    layer = lltm_ops.LLTM(5, 6, num_layers=2, bidirectional=True)
-    loaded = exported(layer, form, True, **how).module()
-    assert_holds_for_few_and_many(loaded, layer, form, True)
+def test_exported_for_few_steps_and_many(how, with_resets, form, tmp_path):
+    layer = lltm_ops.LLTM(5, 6, return_cells=True, **STRUCTURES[3])
+    torch.export.save(exported(layer, form, with_resets, **how), tmp_path / "layer.pt2")
+    loaded = torch.export.load(tmp_path / "layer.pt2").module()
+    assert_holds_for_few_and_many(loaded, layer, form, with_resets)
 
 
 RUN_PACKAGE = """

@@ -45,6 +45,7 @@ def exported(module, arguments, dynamic_shapes, **options):
         **options,
     )
     onnx.checker.check_model(program.model_proto, full_check=True)
+    assert {node.domain for node in program.model_proto.graph.node} == {""}
     session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
     names = [input.name for input in session.get_inputs()]
 
@@ -189,11 +190,13 @@ def test_cell_of_sizes_of_zero(sizes):
 
 
 @pytest.mark.parametrize("version", [16, 17, 18, 21])
+@pytest.mark.parametrize("optimize", [False, True])
 @each_body
-def test_opset_version(kind, version):
+def test_opset_version(kind, optimize, version):
     example = sequence_arguments((5, 3, 6, 6), kind)
     shapes = sequence_shapes(example)
-    run = exported(sequence_operator(kind), (example,), shapes, opset_version=version)
+    options = {"opset_version": version, "optimize": optimize}
+    run = exported(sequence_operator(kind), (example,), shapes, **options)
     assert {(opset.domain, opset.version) for opset in run.model.opset_import} == {("", version)}
     arguments = sequence_arguments((4, 2, 6, 6), kind)
     assert_close(run(arguments), sequence_results(arguments, kind))
@@ -256,6 +259,7 @@ def test_what_runs_step_by_step_takes_as_many_packed_steps(slow):
 @pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}], ids=str)
 @pytest.mark.parametrize("with_state", [False, True])
 @pytest.mark.parametrize("with_resets", [False, True])
+@torch.no_grad()
 def test_layer_with_batch_sizes(options, with_state, with_resets):
     layer = lltm_ops.LLTM(5, 6, return_cells=True, **options)
 
@@ -276,37 +280,6 @@ def test_layer_with_batch_sizes(options, with_state, with_resets):
     for lengths in ([9, 9, 4, 1], [3], [2, 2], [1, 1, 1]):
         arguments = arguments_of(lengths)
         assert_close(run(*arguments), layer(*arguments))
-
-
-class Tagger(nn.Module):
-    """A model around the layer and the cell."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.Embedding(11, 5)
-        self.layer = lltm_ops.LLTM(5, 6, batch_first=True, bidirectional=True)
-        self.cell = lltm_ops.LLTMCell(12, 8, bias=False)
-        self.head = nn.Linear(8, 3)
-
-    def forward(self, tokens):
-        h, _ = self.cell(self.layer(self.embedding(tokens))[0].mean(1))
-        return self.head(h)
-
-
-@pytest.mark.parametrize("optimize", [False, True])
-@pytest.mark.parametrize("grad", [False, True])
-def test_model_of_standard_operators_loaded_from_a_file(optimize, grad, tmp_path):
-    model = Tagger().eval()
-    tokens = torch.randint(11, (3, 7))
-    with torch.set_grad_enabled(grad):
-        run = exported(model, (tokens,), ({0: DYNAMIC, 1: DYNAMIC},), optimize=optimize)
-    assert {node.domain for node in run.model.graph.node} == {""}
-    onnx.save(run.model, tmp_path / "model.onnx")
-    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
-    for batch, time in ((4, 9), (1, 1)):
-        tokens = torch.randint(11, (batch, time))
-        (logits,) = session.run(None, {"tokens": tokens.numpy()})
-        assert_close([torch.from_numpy(logits)], [model(tokens)])
 
 
 def test_a_reset_begins_anew_from_a_state_that_is_not_finite():

@@ -89,36 +89,6 @@ def test_mixed_dtypes_are_unified_and_float64_stays(device, dtype):
         assert lltm_ops.forward(*inputs)[0].dtype == expected
 
 
-@each_device
-@pytest.mark.parametrize("options", [{}, {"zoneout": 0.1}, {"layer_norm": True}], ids=str)
-def test_a_state_of_another_half_type(device, options):
-    layer = lltm_ops.LLTM(3, 4, **options).to(device)
-    state = torch.zeros(2, 1, 2, 4, device=device).half()
-    with torch.autocast(device, torch.bfloat16):
-        output, _ = layer(torch.randn(5, 2, 3, device=device).bfloat16(), tuple(state))
-    assert output.dtype == torch.bfloat16
-
-
-@each_device
-@each_way
-def test_disabled_region(device, way):
-    inputs = sample_inputs(device)
-    step = step_of(way)
-    with torch.autocast(device, torch.bfloat16), torch.autocast(device, enabled=False):
-        assert step(*inputs)[0].dtype == torch.float32
-
-
-@each_device
-@pytest.mark.parametrize("create_graph", [False, True])
-def test_backward_inside_a_region_that_forward_was_outside_of(device, create_graph):
-    inputs = sample_inputs(device, requires_grad=True)
-    loss = sum(output.square().sum() for output in lltm_ops.forward(*inputs))
-    expected = torch.autograd.grad(loss, inputs, retain_graph=True)
-    with torch.autocast(device, torch.bfloat16):
-        actual = torch.autograd.grad(loss, inputs, create_graph=create_graph)
-    torch.testing.assert_close(actual, expected)
-
-
 @pytest.mark.parametrize("name", ["forward", "_forward_with_gates"])
 def test_composite_formulas_keep_their_dtypes(name):
     """A device whose autocast we do not register gets the dtypes of its arguments, all alike."""

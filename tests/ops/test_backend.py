@@ -9,12 +9,12 @@ from common import (
     CELL,
     LAYOUTS,
     OPERATORS,
-    PADDED,
     composite,
     double,
     each_dtype,
     each_shape,
     load_beside_library,
+    message,
 )
 from torch.utils._pytree import tree_map_only
 
@@ -71,14 +71,4 @@ def test_each_layout_and_output_mask(layout):
 def test_errors_are_the_same():
     inputs = CELL.inputs()
     inputs[2] = inputs[2][:-1]
-    words = (
-        r"^lltm::forward: expected bias to have shape \[3 \* state_size\] = \[12\], but got \[11\]"
-    )
-    with pytest.raises(RuntimeError, match=words):
-        on_backend(CELL.forward)(*inputs)
-
-
-def test_sequences_run_as_composite_formulas():
-    inputs = PADDED.inputs()
-    exact = PADDED.reference(*double(inputs))
-    PADDED.assert_match(on_backend(PADDED.forward)(*inputs), exact, torch.float32)
+    assert message(on_backend(CELL.forward), inputs) == message(CELL.forward, inputs)

@@ -10,16 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from common import CXX, ROOT, environment, printed, sample_inputs
+from common import CXX, ROOT, environment, printed
 from torch.utils.cpp_extension import include_paths
 
-import lltm_ops
-
 TESTS = Path(__file__).parent
-# csrc/cpu/primitives/product_bfloat16.cpp asks the same.
 INSTRUCTIONS = Path("/proc/cpuinfo").read_text().split()
-HAS_BFLOAT16_PRODUCTS = "avx512_bf16" in INSTRUCTIONS
 # A choice differs from what the machine takes by itself if there are instructions that it forbids.
 CHOICES = {
     ("ATEN_CPU_CAPABILITY", "default"): "avx2",
@@ -101,17 +96,6 @@ def test_the_loops_of_the_gates_are_vectorised(tmp_path, width):
     command = [CXX, *options, *includes, "-c", source, "-o", tmp_path / "loops.o"]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
     assert len(re.findall(rf"loops.cpp.* loop vectorized using {width} byte vectors", said)) == 2
-
-
-@pytest.mark.skipif(not HAS_BFLOAT16_PRODUCTS, reason="no products of bfloat16")
-@pytest.mark.parametrize("batch", [8, 64])
-def test_onednn_multiplies_bfloat16(batch):
-    """Its sums are grouped in another way. Up to 8 rows are converted to float."""
-    inputs = sample_inputs(dtype=torch.bfloat16, shape=(batch, 1024, 512))
-    by_onednn = lltm_ops.forward(*inputs)
-    with torch.backends.mkldnn.flags(enabled=False):
-        by_tiles = lltm_ops.forward(*inputs)
-    assert all(map(torch.equal, by_onednn, by_tiles)) == (batch == 8)
 
 
 WITHOUT_EXECUTABLE_MEMORY = """

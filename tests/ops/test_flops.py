@@ -35,14 +35,6 @@ def test_flops_of_gradients_that_are_asked_for(operator):
         assert flops(operator.backward, *inputs, mask) == expected, mask
 
 
-def test_flops_of_modules():
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        lltm_ops.LLTM(5, 4, num_layers=2)(torch.randn(7, 3, 5))
-        lltm_ops.LLTMCell(5, 4)(torch.randn(3, 5))
-    assert counter.get_flop_counts()["LLTM"][torch.ops.lltm.sequence_forward] == 2 * 21 * 12 * 17
-    assert counter.get_flop_counts()["LLTMCell"][torch.ops.lltm.forward] == 2 * 3 * 12 * 9
-
-
 def test_the_profiler_counts_none():
     """It has a list of PyTorch's own operators, in C++."""
     with torch.profiler.profile(with_flops=True) as profile:

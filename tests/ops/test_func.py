@@ -4,7 +4,6 @@ import itertools
 
 import pytest
 import torch
-import torch.autograd.forward_ad as fwAD
 from common import (
     CELL,
     OPERATORS,
@@ -52,9 +51,7 @@ TRANSFORMS = pytest.mark.parametrize(
         lambda op: lambda *args: vjp(op, *args)[1](op(*args)),
         lambda op: lambda *args: jvp(op, args, tuple(a.cos() for a in args)),
         lambda op: lambda *args: jvp(grad(loss_of(op)), args, tuple(a.cos() for a in args)),
-        lambda op: lambda *args: vmap(grad(loss_of(op), argnums=ALL), (0, None, None, 0, 0))(
-            *(a.unsqueeze(1) if i in (0, 3, 4) else a for i, a in enumerate(args))
-        ),
+        lambda op: vmap_of_grad(op),
     ],
     ids=[
         "grad", "jacrev", "jacfwd", "hessian", "jacfwd of jacrev", "jacrev of jacrev",
@@ -66,9 +63,8 @@ TRANSFORMS = pytest.mark.parametrize(
 @each_device
 @each_operator
 @TRANSFORMS
-def test_transform(device, operator, transform, request):
+def test_transform(device, operator, transform):
     inputs = operator.inputs(device, torch.float64, SMALL)
-    transform = transform_of(operator, transform, request)
     assert_close(
         transform(with_options(operator.forward, inputs))(*inputs[:5]),
         transform(with_options(operator.reference, inputs))(*inputs[:5]),
@@ -92,11 +88,10 @@ def test_linearize(operator):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("inside", [False, True], ids=["around the transform", "inside of it"])
 @TRANSFORMS
-def test_transform_under_autocast(operator, dtype, inside, transform, request):
+def test_transform_under_autocast(operator, dtype, inside, transform):
     """Autocast rounds arguments and results, so the tolerance is that of some roundings."""
     inputs = operator.inputs(shape=SMALL)
     in_float64 = double(inputs)
-    transform = transform_of(operator, transform, request)
     forward = with_options(operator.forward, inputs)
     autocast = torch.autocast("cpu", dtype)
     if inside:
@@ -124,14 +119,8 @@ def test_forward_mode_ad_under_autocast(dtype):
         assert_close(ours, expected.to(dtype), rtol=eps, atol=1e-3 * eps)
 
 
-def transform_of(operator, transform, request):
-    if operator is not CELL and "vmap of grad" in request.node.name:
-        return per_sample_gradients_of_sequences
-    return transform
-
-
-def per_sample_gradients_of_sequences(op):
-    """vmap of grad over copies of all arguments, each scaled by another factor."""
+def vmap_of_grad(op):
+    """Over copies of all arguments, each scaled by another factor."""
     factors = torch.tensor([0.5, 1.0, 1.5], dtype=torch.float64)
 
     def of_scaled(factor, *args):
@@ -267,15 +256,6 @@ def test_vmap_of_vmap(inner, outer):
     assert_close(nested, expected)
 
 
-@pytest.mark.parametrize("mapped", [0, 4])
-@pytest.mark.parametrize("shape", [(0, 3, 3), (2, 0, 3), (2, 3, 3)], ids=str)
-def test_vmap_of_empty(mapped, shape):
-    inputs = sample_inputs(dtype=torch.float64, shape=shape)
-    inputs[0] = inputs[0].expand(mapped, *inputs[0].shape)
-    new_h, new_cell = vmap(lltm_ops.forward, (0, None, None, None, None))(*inputs)
-    assert new_h.shape == new_cell.shape == (mapped, shape[0], shape[2])
-
-
 def test_per_sample_gradients_of_a_module():
     cell = lltm_ops.LLTMCell(3, 4, dtype=torch.float64)
     parameters = dict(cell.named_parameters())
@@ -301,22 +281,6 @@ def test_ensemble_of_modules(kind):
     )
     for module, output in zip(modules, outputs, strict=True):
         assert_close(output, module(input)[0])
-
-
-def test_forward_mode_ad_through_backward():
-    """Tangents that come in by grad_outputs alone."""
-    inputs = sample_inputs("cpu", torch.float64, requires_grad=True)
-
-    def tangents(op):
-        new_h, new_cell = op(*inputs)
-        with fwAD.dual_level():
-            grads = [
-                fwAD.make_dual(t.detach().clone(), t.detach().cos()) for t in (new_h, new_cell)
-            ]
-            results = torch.autograd.grad((new_h, new_cell), inputs, grads)
-            return [fwAD.unpack_dual(result).tangent for result in results]
-
-    assert_close(tangents(lltm_ops.forward), tangents(lltm_ops.reference))
 
 
 @pytest.mark.parametrize("op", [lltm_ops.forward, lltm_ops.sequence_forward])
@@ -350,14 +314,19 @@ def test_vmap_of_backward_under_autocast(operator):
     assert_close(mapped, expected, **TOLERANCES[torch.bfloat16])
 
 
-@pytest.mark.parametrize("out_dim", [0, 1, 2])
-@pytest.mark.parametrize("mapped", [0, 1, 3], ids=["input", "weights", "h0"])
-def test_vmap_over_a_sequence_without_steps(mapped, out_dim):
-    """The results are empty, and have the mapped dimension where it is asked for."""
-    inputs = sequence_inputs(shape=(0, 3, 5, 4))[:5]
-    inputs[mapped] = torch.stack([inputs[mapped]] * 2)
-    in_dims = [0 if i == mapped else None for i in range(5)]
-    results = vmap(torch.ops.lltm.sequence_forward, tuple(in_dims), out_dims=out_dim)(*inputs)
-    expected = [0, 3, 4]
-    expected.insert(out_dim, 2)
-    assert [list(result.shape) for result in results] == [expected, expected]
+@pytest.mark.parametrize("out_dim", [0, 1])
+@pytest.mark.parametrize("mapped", [0, 1, 3], ids=["input", "weights", "h"])
+@pytest.mark.parametrize("size", [0, 2])
+@pytest.mark.parametrize(
+    ("operator", "shape"),
+    [(PADDED, (0, 3, 5, 4)), (PADDED, (2, 0, 5, 4)), (CELL, (1, 0, 5, 4)), (CELL, (1, 3, 0, 4))],
+    ids=str,
+)
+def test_vmap_of_sizes_of_zero(operator, shape, size, mapped, out_dim):
+    inputs = operator.inputs(shape=shape)[:5]
+    expected = list(operator.forward(*inputs)[0].shape)
+    expected.insert(out_dim, size)
+    inputs[mapped] = inputs[mapped].expand(size, *inputs[mapped].shape)
+    in_dims = tuple(0 if i == mapped else None for i in range(5))
+    for result in vmap(operator.forward, in_dims, out_dims=out_dim)(*inputs):
+        assert list(result.shape) == expected

@@ -89,14 +89,6 @@ def test_some_inputs_of_the_tests_give_each_option(name):
 
 
 @each_operator
-@pytest.mark.parametrize(
-    "key", ["CPU", "CompositeExplicitAutograd", "Meta", "Autograd", "FuncTorchBatched"]
-)
-def test_kernel_stands_at(name, key):
-    assert torch._C._dispatch_has_kernel_for_dispatch_key(f"lltm::{name}", key)
-
-
-@each_operator
 @pytest.mark.parametrize("key", ["AutocastCPU", "AutocastCUDA"])
 def test_backward_follows_the_dtypes_of_forward(name, key):
     registered = torch._C._dispatch_has_kernel_for_dispatch_key(f"lltm::{name}", key)

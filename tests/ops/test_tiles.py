@@ -112,14 +112,8 @@ def test_last_rows(product, dtype, terms):
 @each_dtype
 @each_product
 @pytest.mark.parametrize("rows", FEW_AND_MANY_ROWS, ids="of {} rows".format)
-def test_last_units(product, dtype, rows):
+def test_last_units_and_terms(product, dtype, rows):
     for units in UNITS:
         product(rows, 7, units, dtype)
-
-
-@each_dtype
-@each_product
-@pytest.mark.parametrize("rows", FEW_AND_MANY_ROWS, ids="of {} rows".format)
-def test_last_terms(product, dtype, rows):
     for terms in TERMS:
         product(rows, terms - 5, 5, dtype)

@@ -186,9 +186,10 @@ print("just in time")
         shell_blocks.assert_prints(commands, lines, tmp_path, PYTHONPATH=str(checkout), **options)
 
 
-def test_import_does_not_load_what_builds():
-    code = "import sys, lltm_ops; print('torch.utils.cpp_extension' in sys.modules)"
-    assert run(code) == (0, "False\n")
+def test_import_does_not_load_what_takes_long():
+    modules = {"onnx", "onnxscript", "torch.distributed.tensor", "torch.utils.cpp_extension"}
+    code = f"import sys, lltm_ops; print({modules} & sys.modules.keys())"
+    assert run(code) == (0, "set()\n")
 
 
 def test_a_library_loaded_by_hand_is_not_loaded_twice():
@@ -280,9 +281,8 @@ def cut(size):
         (compiled("int x;"), r"it has no torch\.ops\.lltm\.forward"),
         # Mapped, it would end the process.
         (cut(500_000), r"its last \d+ bytes are missing"),
-        (cut(-1), r"its last 1 bytes are missing"),
     ],
-    ids=["symbol", "empty", "cut", "one byte"],
+    ids=["symbol", "empty", "cut"],
 )
 def test_a_library_that_does_not_load(package_without_library, write, reason):
     write(package_without_library / "lltm_ops" / LIBRARY.name)

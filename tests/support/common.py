@@ -32,9 +32,7 @@ def names_of(name: str) -> tuple[str, ...]:
 
 
 ARGUMENTS = names_of("forward")[:5]  # those of sample_inputs
-BACKWARD_ARGUMENTS = names_of("backward")
 SEQUENCE_ARGUMENTS = names_of("sequence_forward")
-SEQUENCE_BACKWARD_ARGUMENTS = names_of("sequence_backward")
 
 # What make hands down to a make that it runs.
 OF_MAKE = ("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL")

@@ -12,7 +12,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
@@ -23,26 +22,6 @@ namespace {
 // Few, for a step of eight threads takes milliseconds where others share the
 // processors.
 constexpr int64_t kSteps = 50;
-
-// What a slot writes before a barrier the others read after it.
-void test_a_barrier_orders_what_threads_write(int64_t slots) {
-  std::vector<int64_t> steps(slots, -1);
-  std::atomic<int64_t> late{0};
-  lltm::run_together(
-      slots, [&](int64_t begin, int64_t end, lltm::Barrier& barrier) {
-        for (int64_t step = 0; step < kSteps; ++step) {
-          for (int64_t i = begin; i < end; ++i) {
-            steps[i] = step;
-          }
-          TORCH_CHECK(barrier.wait(end - begin));
-          for (const auto of_slot : steps) {
-            late += of_slot != step;
-          }
-          TORCH_CHECK(barrier.wait(end - begin));
-        }
-      });
-  TORCH_CHECK(late == 0, "expected all slots at the same step, but ", late);
-}
 
 void test_who_fails_lets_the_others_go(int64_t slots, int64_t failing) {
   bool thrown = false;
@@ -62,20 +41,6 @@ void test_who_fails_lets_the_others_go(int64_t slots, int64_t failing) {
     thrown = true;
   }
   TORCH_CHECK(thrown, "expected the exception of slot ", failing);
-}
-
-void test_parts_cover_everything_once() {
-  for (int64_t n = 0; n < 40; ++n) {
-    for (int64_t parts = 1; parts < 9; ++parts) {
-      int64_t end = 0;
-      for (int64_t i = 0; i < parts; ++i) {
-        const lltm::Part part(n, i, parts);
-        TORCH_CHECK(part.begin == end && part.size() >= n / parts);
-        end = part.end;
-      }
-      TORCH_CHECK(end == n);
-    }
-  }
 }
 
 struct Sequence {
@@ -129,12 +94,10 @@ void test_threads_that_are_bound_are_a_team() {
 } // namespace
 
 int main() {
-  test_parts_cover_everything_once();
   for (const int64_t threads : {1, 2, 3, 8}) {
     at::set_num_threads(threads);
     test_a_team_has_no_more_slots_than_threads(threads);
     for (const int64_t slots : {threads, 2 * threads}) {
-      test_a_barrier_orders_what_threads_write(slots);
       for (int64_t failing = 0; failing < slots; ++failing) {
         test_who_fails_lets_the_others_go(slots, failing);
       }
