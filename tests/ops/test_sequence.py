@@ -91,12 +91,17 @@ def test_half_types_lose_nothing_of_a_cell_that_has_grown(device, way, dtype, ki
 
 
 def test_called_by_many_threads_at_once():
-    """More of them than cores, so that teams wait for threads that do not run."""
-    inputs = sequence_inputs(shape=(40, 3, 64, 256))
-    expected = forward(*inputs)
+    """More of them than cores, so that teams wait for threads that do not run; with one weight."""
+    inputs = sequence_inputs(shape=(40, 3, 64, 256), requires_grad=True)
+
+    def train(_):
+        outputs = forward(*inputs)
+        return [*outputs, *torch.autograd.grad(outputs[0].sum(), inputs[:5])]
+
+    expected = train(0)
     with ThreadPoolExecutor(8) as pool:
-        for outputs in pool.map(lambda _: forward(*inputs), range(64)):
-            torch.testing.assert_close(outputs, expected, rtol=0, atol=0)
+        for results in pool.map(train, range(64)):
+            torch.testing.assert_close(results, expected, rtol=0, atol=0)
 
 
 def memory_allocated(op, *inputs):
