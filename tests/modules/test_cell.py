@@ -42,15 +42,6 @@ def test_unbatched_input_and_default_state(with_state):
         assert torch.equal(ours, expected.squeeze(0))
 
 
-@pytest.mark.parametrize("sizes", [(0, 4), (5, 1), (0, 1)])
-def test_small_sizes(sizes):
-    input_size, hidden_size = sizes
-    cell = lltm_ops.LLTMCell(input_size, hidden_size)
-    new_h, new_cell = cell(torch.randn(3, input_size))
-    assert new_h.shape == new_cell.shape == (3, hidden_size)
-    assert lltm_ops.LLTMCell(5, 4)(torch.randn(0, 5))[0].shape == (0, 4)
-
-
 @pytest.mark.parametrize("kind", [lltm_ops.LLTMCell, lltm_ops.LLTM])
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),

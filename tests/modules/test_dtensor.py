@@ -13,7 +13,6 @@ from common import (
     CELL,
     SEQUENCE_KINDS,
     Operator,
-    each_sequence_kind,
     environment,
     gradients,
     printed,
@@ -136,32 +135,25 @@ def test_sharded_batch(operator):
 
 @on_each_rank
 @pytest.mark.parametrize(
-    "placements",
+    ("operator", "placements"),
     [
-        {},
-        {"input": Shard(0)},
-        {"input": Shard(1), "weights": Shard(0)},
-        {"weights": Shard(1), "bias": Shard(0), "old_h": Shard(1), "old_cell": Shard(0)},
+        (CELL, {}),
+        (CELL, {"input": Shard(0)}),
+        (CELL, {"input": Shard(1), "weights": Shard(0)}),
+        (CELL, {"weights": Shard(1), "bias": Shard(0), "old_h": Shard(1), "old_cell": Shard(0)}),
+        *itertools.product(
+            map(Operator, SEQUENCE_KINDS),
+            (
+                {"input": Shard(0), "h0": Shard(0)},
+                {"input": Shard(1), "weights": Shard(0), "c0": Shard(1)},
+            ),
+        ),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("batch", [6, 1])
-def test_cell_of_any_placement(placements, batch):
-    check(CELL, lambda name: [placements.get(name, Replicate())], batch=batch)
-
-
-@on_each_rank
-@each_sequence_kind
-@pytest.mark.parametrize(
-    "placements",
-    [
-        {"input": Shard(0), "h0": Shard(0)},
-        {"input": Shard(1), "weights": Shard(0), "c0": Shard(1)},
-    ],
-    ids=str,
-)
-def test_sequence_of_any_placement(kind, placements):
-    check(Operator(kind), lambda name: [placements.get(name, Replicate())])
+def test_any_placement(operator, placements, batch):
+    check(operator, lambda name: [placements.get(name, Replicate())], batch=batch)
 
 
 @on_each_rank
@@ -304,19 +296,11 @@ def test_mesh_of_two_dimensions():
     check(operator, placements_of, on=mesh(dist.get_world_size() // 2, 2))
 
 
-def run_python(code):
-    printed(sys.executable, "-c", code, env=environment(), timeout=300)
-
-
-def test_package_does_not_import_dtensor():
-    """It would take half as long as torch itself."""
-    run_python("import lltm_ops, sys; assert 'torch.distributed.tensor' not in sys.modules")
-
-
 def test_dtensor_may_be_imported_again():
-    run_python("""
+    code = """
 import importlib, sys, lltm_ops.dtensor
 importlib.reload(lltm_ops.dtensor)
 for name in [name for name in sys.modules if name.startswith("lltm_ops")]:
     del sys.modules[name]
-import lltm_ops.dtensor""")
+import lltm_ops.dtensor"""
+    printed(sys.executable, "-c", code, env=environment(), timeout=300)

@@ -16,7 +16,6 @@ from layers import (
     STRUCTURES,
     Times,
     assert_close,
-    each_slow_option,
     each_structure,
     state_of,
 )
@@ -201,17 +200,6 @@ def test_names_in_the_state_dict_are_those_of_nn_lstm():
     assert set(lltm_ops.LLTM(5, 6, bias=False).state_dict()) == {"weights_l0"}
 
 
-def test_a_cell_and_a_layer_share_parameters():
-    cell, layer = lltm_ops.LLTMCell(5, 6), lltm_ops.LLTM(5, 6)
-    layer.load_state_dict({f"{name}_l0": value for name, value in cell.state_dict().items()})
-    input, h = torch.randn(3, 4, 5), None
-    for x in input:
-        h = cell(x, h)
-    output, (h_n, c_n) = layer(input)
-    torch.testing.assert_close((h_n[0], c_n[0]), h)
-    torch.testing.assert_close(output[-1], h[0])
-
-
 @each_structure
 @pytest.mark.parametrize("slow", [{}, {"layer_norm": True}], ids=str)
 def test_resets(options, slow):
@@ -279,12 +267,6 @@ def test_dropout_with_one_layer_warns():
         lltm_ops.LLTM(5, 6, dropout=0.5)
 
 
-def test_batch_sizes_beside_a_packed_sequence_are_refused():
-    packed = pack_sequence([torch.randn(4, 5)])
-    with pytest.raises(RuntimeError, match="expected no batch_sizes beside a PackedSequence"):
-        lltm_ops.LLTM(5, 6)(packed, batch_sizes=packed.batch_sizes)
-
-
 @pytest.mark.parametrize("scripted", [False, True])
 def test_errors_name_the_shape_of_resets_with_the_batch_first(scripted):
     layer = lltm_ops.LLTM(5, 6, batch_first=True)
@@ -318,20 +300,6 @@ def test_a_parameter_is_what_its_name_says(name, how):
     ZEROED[how](layer, name)
     input = torch.randn(7, 3, 5)
     assert_close(layer(input), expected(input))
-
-
-def test_a_subclass_with_parameters_of_its_own():
-    class WithHead(lltm_ops.LLTM):
-        def __init__(self, *args, **options):
-            super().__init__(*args, **options)
-            self.scale = nn.Parameter(torch.ones(6))
-            self.head = nn.Linear(6, 2)
-
-    layer = WithHead(5, 6, num_layers=2, layer_norm=True)
-    plain = lltm_ops.LLTM(5, 6, num_layers=2, layer_norm=True)
-    plain.load_state_dict({name: layer.state_dict()[name] for name in plain.state_dict()})
-    input = torch.randn(7, 3, 5)
-    assert_close(layer(input), plain(input))
 
 
 # What runs step by step.
@@ -457,7 +425,7 @@ def test_copies(layer, duplicate):
 
 
 @each_device
-@each_slow_option
+@pytest.mark.parametrize("slow", SLOW_OPTIONS, ids=str)
 def test_gradients_of_what_runs_step_by_step(device, slow):
     torch.manual_seed(0)
     layer = lltm_ops.LLTM(3, 4, **slow, device=device, dtype=torch.float64)

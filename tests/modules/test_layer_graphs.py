@@ -8,7 +8,17 @@ import sys
 import pytest
 import torch
 from common import TOLERANCES, each_device, needs_torchscript
-from layers import SLOW_OPTIONS, STRUCTURES, Times, assert_close, each_structure, state_of
+from layers import (
+    SLOW_OPTIONS,
+    STRUCTURES,
+    Times,
+    assert_close,
+    call_of,
+    each_form,
+    each_structure,
+    each_with_resets,
+    state_of,
+)
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses import FakeTensorMode
@@ -139,20 +149,6 @@ def test_compiled_with_one_graph_for_packed_sequences(
 
 # Sizes below 2 get graphs of their own from torch.compile, but not from torch.export.
 FEW_AND_MANY = [(0, 0), (0, 3), (1, 1), (1, 4), (2, 0), (2, 1), (2, 3), (30, 17)]
-each_form = pytest.mark.parametrize("form", ["padded", "packed"])
-each_with_resets = pytest.mark.parametrize("with_resets", [False, True])
-
-
-def call_of(layer, form, with_resets, time, batch):
-    """Arguments of the layer; packed, sequences end at each other step."""
-    sizes = [min(batch, max(1, batch - step // 2)) for step in range(time)]
-    rows = (time, batch) if form == "padded" else (sum(sizes),)
-    return (
-        torch.randn(*rows, 5),
-        state_of(layer, time if layer.batch_first and form == "padded" else batch),
-        torch.rand(rows) < 0.3 if with_resets else None,
-        None if form == "padded" else torch.tensor(sizes, dtype=torch.long),
-    )
 
 
 def assert_holds_for_few_and_many(function, layer, form, with_resets):
@@ -169,31 +165,25 @@ def test_compiled_for_few_steps_and_many(form):
     assert_holds_for_few_and_many(compiled, layer, form, True)
 
 
-@pytest.mark.parametrize(("backend", "with_resets"), [("aot_eager", False), ("inductor", True)])
-def test_compiled_with_one_graph_for_unbacked_time(backend, with_resets):
+@pytest.mark.parametrize(
+    ("backend", "with_resets", "batch_first"),
+    [("aot_eager", False, False), ("aot_eager", True, True), ("inductor", True, False)],
+)
+def test_compiled_with_one_graph_for_unbacked_time(backend, with_resets, batch_first):
+    """Nothing says to the compiler that input and resets have the same time."""
     torch._dynamo.reset()
-    layer = lltm_ops.LLTM(5, 6, bidirectional=True)
+    layer = lltm_ops.LLTM(5, 6, bidirectional=True, batch_first=batch_first)
     counter = CompileCounterWithBackend(backend)
     compiled = torch.compile(layer, backend=counter, fullgraph=True)
     for time in (7, 0, 1, 2):
         input, hx, resets, _ = call_of(layer, "padded", with_resets, time, 3)
         for tensor in (input, resets):
             if tensor is not None:
-                torch._dynamo.decorators.mark_unbacked(tensor, 0)
+                torch._dynamo.decorators.mark_unbacked(tensor, int(batch_first))
         calls = (compiled, layer)
         assert_close(*(results_and_gradients(layer, call, input, hx, resets) for call in calls))
-    assert counter.frame_count == 1
-
-
-def test_compiled_with_the_batch_first_for_unbacked_time():
-    """Nothing says to the compiler that input and resets have the same time."""
-    torch._dynamo.reset()
-    layer = lltm_ops.LLTM(5, 6, batch_first=True)
-    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
-    input, resets = torch.randn(3, 7, 5), torch.rand(3, 7) < 0.3
-    for tensor in (input, resets):
-        torch._dynamo.decorators.mark_unbacked(tensor, 1)
-    assert_close(compiled(input, None, resets), layer(input, None, resets))
+    # With the batch first, the time is among the strides, which are others where it is 0.
+    assert counter.frame_count == 1 + batch_first
 
 
 def test_packed_sequences_take_a_state_that_has_no_values():

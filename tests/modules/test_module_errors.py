@@ -28,11 +28,10 @@ KINDS = {
     "hx of one": (LAYER, (TIMES, (STATE,))),
     "resets of a list": (LAYER, (TIMES, None, [True] * 5)),
     "batch_sizes of a list": (LAYER, (TIMES, None, None, [3, 3, 3])),
+    "batch_sizes beside a PackedSequence": (LAYER, (pack_sequence([X]), None, None, X)),
 }
 SIZES = {
     "input of rank 0": (CELL, (X.sum(),)),
-    "input too wide": (CELL, (torch.zeros(3, 10),)),
-    "h too narrow": (CELL, (X, (H[:, 1:], H))),
     "h without a batch": (CELL, (X, (H[0], H))),
     "h with a batch that input lacks": (CELL, (X[0], (H, H))),
     "input of rank 4": (LAYER, (torch.zeros(2, 2, 3, 5),)),
@@ -72,9 +71,8 @@ a list: lltm_ops.LLTM: expected input to be a tensor or a PackedSequence, but go
 hx of one: lltm_ops.LLTM: expected hx to be a tuple (h_0, c_0) of two tensors, but got a tuple of 1
 resets of a list: lltm_ops.LLTM: expected resets to be a tensor, but got list
 batch_sizes of a list: lltm_ops.LLTM: expected batch_sizes to be a tensor, but got list
+batch_sizes beside a PackedSequence: lltm_ops.LLTM: expected no batch_sizes beside a PackedSequence, which has its own, but got a tensor of shape [3, 5]
 input of rank 0: lltm_ops.LLTMCell: expected input to have 1 dimension [input_size] or 2 with a batch, but got 0
-input too wide: lltm::forward: expected weights to have shape [3 * state_size, state_size + input_features] = [12, 14] for input of shape [3, 10], but got [12, 9]
-h too narrow: lltm::forward: expected old_h to have shape [batch, state_size] = [3, 4], but got [3, 3]
 h without a batch: lltm::forward: expected old_h to have 2 dimensions [batch, state_size], but got 1
 h with a batch that input lacks: lltm::forward: expected old_h to have 2 dimensions [batch, state_size], but got 3
 input of rank 4: lltm_ops.LLTM: expected input to have 2 dimensions [time, input_size] or 3 with a batch, but got 4

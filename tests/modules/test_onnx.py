@@ -5,20 +5,10 @@ import sys
 
 import pytest
 import torch
-from common import (
-    NUMBERS,
-    TOLERANCES,
-    double,
-    each_dtype,
-    each_sequence_kind,
-    sample_inputs,
-    sequence_inputs,
-    sequence_reference,
-)
-from layers import SLOW_OPTIONS
+from common import CELL, NUMBERS, PADDED, TOLERANCES, Operator, double, each_dtype, each_operator
+from layers import SLOW_OPTIONS, STRUCTURES, call_of, each_form, each_with_resets
 from torch import nn
-from torch.nn.utils.rnn import pack_sequence
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 import lltm_ops
 
@@ -27,6 +17,8 @@ onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
 DYNAMIC = torch.export.Dim.DYNAMIC
+WITH_RESETS, PACKED = Operator(("padded", False, True)), Operator(("packed", True, True))
+each_body = pytest.mark.parametrize("operator", [PADDED, PACKED], ids=str)
 # Unlike those of the export, ones and an empty batch among them.
 TIMES_AND_BATCHES = [(9, 4), (2, 17), (1, 2), (4, 1), (1, 1), (4, 0)]
 
@@ -58,80 +50,59 @@ def exported(module, arguments, dynamic_shapes, **options):
     return run
 
 
-def dynamic(arguments, *sizes):
-    """Dynamic shapes for arguments of which each has as many dynamic dimensions as sizes say."""
-    return [
-        None if argument is None else {dim: DYNAMIC for dim in range(count)}
-        for argument, count in zip(arguments, sizes, strict=True)
-    ]
-
-
 def assert_close(actual, expected, dtype=torch.float32):
     for ours, exact in zip(actual, tree_leaves(expected), strict=True):
         torch.testing.assert_close(ours.double(), exact.double(), **TOLERANCES[dtype])
 
 
 class InDtype(nn.Module):
-    """An operator in any dtype, with float64 outside: NumPy has no bfloat16."""
+    """An operator in any dtype, with float64 outside: NumPy has no bfloat16. What is no tensor
+    among the arguments is no input of the graph."""
 
-    def __init__(self, operator, dtype):
+    def __init__(self, operator, dtype, arguments):
         super().__init__()
         self.operator, self.dtype = operator, dtype
+        self.constants = {i: a for i, a in enumerate(arguments) if not isinstance(a, torch.Tensor)}
 
-    def forward(self, arguments):
-        inside = tree_map_only(torch.Tensor, self.converted, arguments)
-        return tuple(result.double() for result in self.operator(*inside))
+    def forward(self, tensors):
+        arguments = [self.converted(tensor) for tensor in tensors]
+        for index, constant in self.constants.items():
+            arguments.insert(index, constant)
+        return tuple(result.double() for result in self.operator.forward(*arguments))
 
     def converted(self, tensor):
         return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
 
 
-def cell_operator(*tensors):
-    return torch.ops.lltm.forward(*tensors, *NUMBERS)
+def tensors_of(arguments):
+    return [argument for argument in arguments if isinstance(argument, torch.Tensor)]
+
+
+def exported_operator(operator, arguments, dtype=torch.float32, is_dynamic=True, **options):
+    """Takes all arguments, of which time and batch may be dynamic."""
+    rows, batch = dict.fromkeys(range(arguments[0].dim() - 1), DYNAMIC), {0: DYNAMIC}
+    of = {"input": rows, "resets": rows, "weights": {}, "bias": {}}
+    shapes = [
+        of.get(name, batch)
+        for name, argument in zip(operator.arguments, arguments, strict=True)
+        if isinstance(argument, torch.Tensor)
+    ]
+    module = InDtype(operator, dtype, arguments)
+    shapes = (shapes,) if is_dynamic else None
+    return exported(module, (tensors_of(arguments),), shapes, **options)
 
 
 @each_dtype
-def test_cell_by_value(dtype):
-    example = double(sample_inputs(dtype=dtype))
-    shapes = dynamic(example, 1, 0, 0, 1, 1)
-    run = exported(InDtype(cell_operator, dtype), (example,), (shapes,))
-    for batch in (3, 17, 1, 0):
-        arguments = double(sample_inputs(dtype=dtype, shape=(batch, 5, 4)))
-        assert_close(run(arguments), lltm_ops.reference(*arguments, *NUMBERS), dtype)
+@each_operator
+def test_operator_by_value(operator, dtype):
+    def arguments(time, batch):
+        return double(operator.inputs(dtype=dtype, shape=(time, batch, 5, 4)))
 
-
-def sequence_operator(kind, dtype=torch.float32):
-    def operator(*arguments):
-        *others, resets = arguments
-        return torch.ops.lltm.sequence_forward(*others, kind[1], resets, *NUMBERS)
-
-    return InDtype(operator, dtype)
-
-
-def sequence_arguments(shape, kind, dtype=torch.float32):
-    inputs = double(sequence_inputs("cpu", dtype, shape, kind))
-    return [*inputs[:6], inputs[7]]
-
-
-def sequence_shapes(arguments):
-    rows = arguments[0].dim() - 1
-    return (dynamic(arguments, rows, 0, 0, 1, 1, 1, rows),)
-
-
-def sequence_results(arguments, kind):
-    *others, resets = arguments
-    return sequence_reference(*others, kind[1], resets, *NUMBERS)
-
-
-@each_dtype
-@each_sequence_kind
-def test_sequence_by_value(kind, dtype):
-    example = sequence_arguments((5, 3, 5, 4), kind, dtype)
-    run = exported(sequence_operator(kind, dtype), (example,), sequence_shapes(example))
+    run = exported_operator(operator, arguments(5, 3), dtype)
     for time, batch in TIMES_AND_BATCHES:
-        if batch > 0 or kind[0] == "padded":
-            arguments = sequence_arguments((time, batch, 5, 4), kind, dtype)
-            assert_close(run(arguments), sequence_results(arguments, kind), dtype)
+        if batch > 0 or operator.kind is None or operator.kind[0] == "padded":
+            call = arguments(time, batch)
+            assert_close(run(tensors_of(call)), operator.reference(*call), dtype)
 
 
 def gates_of_every_magnitude(dtype):
@@ -145,92 +116,62 @@ def gates_of_every_magnitude(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("form", ["cell", "sequence", "sequence with resets"])
-def test_results_are_exact_at_every_magnitude(dtype, form):
+@pytest.mark.parametrize("operator", [CELL, PADDED, WITH_RESETS], ids=str)
+def test_results_are_exact_at_every_magnitude(dtype, operator):
     """All steps of a sequence are alike, so that no sum cancels."""
     arguments = double(gates_of_every_magnitude(dtype))
-    kind = ("padded", False, form == "sequence with resets")
-    if form == "cell":
-        operator = InDtype(torch.ops.lltm.forward, dtype)
-        expected = lltm_ops.reference(*arguments)
-    else:
+    if operator is not CELL:
         input = arguments[0].expand(3, *arguments[0].shape)
-        resets = torch.rand(input.shape[:2]) < 0.3 if kind[2] else None
-        arguments = [input, *arguments[1:], None, resets]
-        operator, expected = sequence_operator(kind, dtype), sequence_results(arguments, kind)
+        resets = torch.rand(input.shape[:2]) < 0.3 if operator is WITH_RESETS else None
+        arguments = [input, *arguments[1:], None, False, resets]
+    arguments += NUMBERS
+    expected = operator.reference(*arguments)
     # A gate is zero where exp() overflows, and would be the smallest of numbers.
     bounds = {"rtol": 64 * torch.finfo(dtype).eps, "atol": 1e5 * torch.finfo(dtype).tiny}
-    for ours, exact in zip(
-        exported(operator, (arguments,), None)(arguments), expected, strict=True
-    ):
+    run = exported_operator(operator, arguments, dtype, is_dynamic=False)
+    for ours, exact in zip(run(tensors_of(arguments)), expected, strict=True):
         torch.testing.assert_close(ours.double(), exact, **bounds)
 
 
-each_body = pytest.mark.parametrize(
-    "kind", [("padded", False, False), ("packed", True, True)], ids=["padded", "packed"]
-)
-
-
-@pytest.mark.parametrize("are", ["fixed", "dynamic"])
-@pytest.mark.parametrize("shape", [(3, 2, 0, 4), (3, 2, 5, 0)], ids=str)
-@each_body
-def test_sequence_of_sizes_of_zero(kind, are, shape):
-    arguments = sequence_arguments(shape, kind)
-    shapes = None if are == "fixed" else sequence_shapes(arguments)
-    run = exported(sequence_operator(kind), (arguments,), shapes)
-    assert_close(run(arguments), sequence_results(arguments, kind))
-
-
-@pytest.mark.parametrize("sizes", [(2, 0, 4), (2, 5, 0), (0, 5, 4), (2, 0, 0)], ids=str)
-def test_cell_of_sizes_of_zero(sizes):
-    batch, input_size, hidden_size = sizes
-    cell = lltm_ops.LLTMCell(input_size, hidden_size)
-    input = torch.randn(batch, input_size)
-    assert_close(exported(cell, (input,), None)(input), cell(input))
+@pytest.mark.parametrize("is_dynamic", [False, True])
+@pytest.mark.parametrize("shape", [(3, 2, 0, 4), (3, 2, 5, 0), (3, 2, 0, 0)], ids=str)
+@pytest.mark.parametrize("operator", [CELL, PADDED, PACKED], ids=str)
+def test_sizes_of_zero(operator, is_dynamic, shape):
+    arguments = double(operator.inputs(shape=shape))
+    run = exported_operator(operator, arguments, is_dynamic=is_dynamic)
+    assert_close(run(tensors_of(arguments)), operator.reference(*arguments))
 
 
 @pytest.mark.parametrize("version", [16, 17, 18, 21])
 @pytest.mark.parametrize("optimize", [False, True])
 @each_body
-def test_opset_version(kind, optimize, version):
-    example = sequence_arguments((5, 3, 6, 6), kind)
-    shapes = sequence_shapes(example)
-    options = {"opset_version": version, "optimize": optimize}
-    run = exported(sequence_operator(kind), (example,), shapes, **options)
+def test_opset_version(operator, optimize, version):
+    example, arguments = (double(operator.inputs(shape=(*s, 6, 6))) for s in ((5, 3), (4, 2)))
+    run = exported_operator(operator, example, opset_version=version, optimize=optimize)
     assert {(opset.domain, opset.version) for opset in run.model.opset_import} == {("", version)}
-    arguments = sequence_arguments((4, 2, 6, 6), kind)
-    assert_close(run(arguments), sequence_results(arguments, kind))
+    assert_close(run(tensors_of(arguments)), operator.reference(*arguments))
 
 
-def layer_arguments(layer, time, batch):
-    count = layer.num_layers * (2 if layer.bidirectional else 1)
-    sizes = (batch, time) if layer.batch_first else (time, batch)
-    state = tuple(torch.randn(count, batch, layer.hidden_size) for _ in range(2))
-    return torch.randn(*sizes, layer.input_size), state, torch.rand(sizes) < 0.2
+@pytest.mark.parametrize("options", STRUCTURES[1:], ids=str)
+@pytest.mark.parametrize("with_state", [False, True])
+@each_with_resets
+@each_form
+def test_layer(options, with_state, with_resets, form):
+    layer = lltm_ops.LLTM(5, 6, return_cells=True, **options)
 
+    def arguments(time, batch):
+        input, state, resets, batch_sizes = call_of(layer, form, with_resets, time, batch)
+        return input, state if with_state else None, resets, batch_sizes
 
-STRUCTURES = [
-    {"num_layers": 2},
-    {"bidirectional": True, "return_cells": True},
-    {"num_layers": 2, "bidirectional": True, "batch_first": True, "bias": False},
-]
-
-
-@pytest.mark.parametrize("options", STRUCTURES, ids=str)
-@pytest.mark.parametrize("given", [1, 2, 3], ids=["input", "with state", "with resets"])
-def test_layer(options, given):
-    layer = lltm_ops.LLTM(5, 6, **options)
-    reference = lltm_ops.LLTM(5, 6, **options, dtype=torch.float64)
-    reference.load_state_dict(layer.state_dict())
-    both, of_state = {0: DYNAMIC, 1: DYNAMIC}, {1: DYNAMIC}
-    shapes = (both, (of_state, of_state), both)[:given]
-    run = exported(layer, layer_arguments(layer, 7, 3)[:given], shapes)
+    example = arguments(7, 3)
+    rows = {0: DYNAMIC} if form == "packed" else {0: DYNAMIC, 1: DYNAMIC}
+    shapes = rows, ({1: DYNAMIC}, {1: DYNAMIC}), rows, {0: DYNAMIC}
+    given = [shape if a is not None else None for shape, a in zip(shapes, example, strict=True)]
+    run = exported(layer, example, given)
     for time, batch in TIMES_AND_BATCHES:
-        arguments = layer_arguments(layer, time, batch)[:given]
-        exact = tree_map_only(
-            torch.Tensor, lambda t: t if t.dtype == torch.bool else t.double(), arguments
-        )
-        assert_close(run(*arguments), reference(*exact))
+        if batch > 0 or form == "padded":
+            call = arguments(time, batch)
+            assert_close(run(*call), layer(*call))
 
 
 each_unrolled = pytest.mark.parametrize("slow", SLOW_OPTIONS[:2], ids=str)
@@ -256,32 +197,7 @@ def test_what_runs_step_by_step_takes_as_many_packed_steps(slow):
         assert_close(run(*arguments), layer(*arguments))
 
 
-@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}], ids=str)
-@pytest.mark.parametrize("with_state", [False, True])
-@pytest.mark.parametrize("with_resets", [False, True])
 @torch.no_grad()
-def test_layer_with_batch_sizes(options, with_state, with_resets):
-    layer = lltm_ops.LLTM(5, 6, return_cells=True, **options)
-
-    def arguments_of(lengths):
-        packed = pack_sequence([torch.randn(length, 5) for length in lengths])
-        _, state, _ = layer_arguments(layer, 1, len(lengths))
-        resets = torch.rand(len(packed.data)) < 0.3
-        return (
-            packed.data,
-            state if with_state else None,
-            resets if with_resets else None,
-            packed.batch_sizes,
-        )
-
-    first, of_state = {0: DYNAMIC}, ({1: DYNAMIC}, {1: DYNAMIC})
-    shapes = (first, of_state if with_state else None, first if with_resets else None, first)
-    run = exported(layer, arguments_of([5, 4, 2]), shapes)
-    for lengths in ([9, 9, 4, 1], [3], [2, 2], [1, 1, 1]):
-        arguments = arguments_of(lengths)
-        assert_close(run(*arguments), layer(*arguments))
-
-
 def test_a_reset_begins_anew_from_a_state_that_is_not_finite():
     layer = lltm_ops.LLTM(5, 6)
     input, resets = torch.randn(3, 2, 5), torch.ones(3, 2, dtype=torch.bool)
@@ -299,10 +215,9 @@ def test_no_steps_are_refused_by_onnxruntime():
 
 
 @each_body
-def test_shape_inference_gives_the_types_within_a_sequence(kind):
+def test_shape_inference_gives_the_types_within_a_sequence(operator):
     """OpenVINO needs them."""
-    arguments = sequence_arguments((5, 3, 5, 4), kind)
-    model = exported(sequence_operator(kind), (arguments,), None).model
+    model = exported_operator(operator, double(operator.inputs()), is_dynamic=False).model
     for of, is_typed in (model, False), (onnx.shape_inference.infer_shapes(model), True):
         (scan,) = (node for node in of.graph.node if node.op_type == "Scan")
         (body,) = (attribute.g for attribute in scan.attribute if attribute.name == "body")
@@ -313,15 +228,9 @@ def python(code, *flags):
     return subprocess.run([sys.executable, *flags, "-c", code], capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("flags", [(), ("-W", "error")], ids=str)
-def test_import_prints_nothing(flags):
-    result = python("import lltm_ops.onnx", *flags)
+def test_import_prints_nothing():
+    result = python("import lltm_ops.onnx", "-W", "error")
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
-
-
-def test_import_does_not_load_onnx():
-    code = "import sys, lltm_ops; print({'onnx', 'onnxscript'} & sys.modules.keys())"
-    assert python(code).stdout == "set()\n"
 
 
 def test_without_the_extra():
