@@ -320,3 +320,19 @@ def test_every_argument_is_checked_in_every_way(name, argument):
         assert argument in (blamed, "input")  # which the others have to fit
         for path in (on_meta, composite_formulas) if plain else ():
             assert words in message(path(name), arguments.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [("forward", case) for case in FORWARD_CASES]
+    + [("sequence_forward", case) for case in SEQUENCE_CASES | SEQUENCE_VALUE_CASES],
+)
+def test_a_call_that_fails_changes_nothing(name, case):
+    arguments = arguments_of(name, case)
+    tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
+    tensors = [tensor for tensor in tensors if tensor.numel() < 1000]  # one is beyond memory
+    before = [(tensor.clone(), tensor._version) for tensor in tensors]
+    message(getattr(torch.ops.lltm, name), arguments)
+    for tensor, (copy, version) in zip(tensors, before, strict=True):
+        assert tensor._version == version
+        assert torch.equal(tensor, copy)
