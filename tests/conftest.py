@@ -1,8 +1,6 @@
 import os
 import signal
 import sys
-import threading
-import time
 from pathlib import Path
 
 import torch
@@ -32,35 +30,6 @@ def pytest_collection_modifyitems(config, items):
 def pytest_runtest_setup():
     # What fails for some random numbers fails again in the next run, or never.
     torch.manual_seed(0)
-
-
-class Running:
-    """Names each test that has run for ten seconds. pytest-xdist runs tests elsewhere."""
-
-    def __init__(self, reporter):
-        self.reporter = reporter
-        self.tests = {}
-        threading.Thread(target=self.say, daemon=True).start()
-
-    def pytest_runtest_logstart(self, nodeid):
-        self.tests[nodeid] = time.monotonic()
-
-    def pytest_runtest_logfinish(self, nodeid):
-        self.tests.pop(nodeid, None)
-
-    def say(self):
-        while True:
-            time.sleep(10)
-            for nodeid, start in sorted(self.tests.items()):
-                seconds = time.monotonic() - start
-                if seconds > 10:
-                    self.reporter.write_line(f"\n{nodeid} has run for {seconds:.0f} s")
-
-
-def pytest_sessionstart(session):
-    if session.config.getoption("numprocesses", None):
-        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-        session.config.pluginmanager.register(Running(reporter))
 
 
 def pytest_terminal_summary(terminalreporter):
