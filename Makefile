@@ -24,7 +24,7 @@ BENCH := cell sequence fresh_processes
 # Pinned, because a new version must not make a build fail.
 LINTERS := ruff==0.17.5 mypy==2.4.1 clang-format==23.1.5
 
-CPP = $$(git ls-files 'csrc/*' 'benchmarks/*.cpp' \
+CPP = $$(git ls-files 'csrc/*' 'benchmarks/*.cpp' 'tools/*.cpp' \
 	'tests/*.cpp' 'tests/*.h' 'tests/*.cuh' 'examples/*.cpp' 'learn/*.cpp' 'learn/*.cu' 'learn/*.h')
 SOURCES := $(shell find csrc -type f) setup.py pyproject.toml tools/build_extension.py
 PIP_INSTALL := $(VENV)/bin/python -m pip install

@@ -66,7 +66,7 @@ def load() -> Any:
     """
     if _is_loaded():
         return torch.ops.lltm
-    if os.environ.get("LLTM_OPS_JIT", "0") != "0":
+    if os.environ.get("LLTM_OPS_JIT", "0").lower() in ("1", "on", "yes", "true"):
         _build_just_in_time()
         return torch.ops.lltm
     library = find_library()

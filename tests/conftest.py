@@ -13,12 +13,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
 
 
-def pytest_addoption(parser):
-    parser.addoption(
-        "--at-full-size", action="store_true", help="tests of minutes that stand in for a large GPU"
-    )
-
-
 def pytest_collection_modifyitems(config, items):
     if torch.cuda.is_available():
         return

@@ -145,14 +145,11 @@ def extension() -> Any:
     )
 
 
-def load_just_in_time(verbose: bool = False) -> None:
+def load_just_in_time() -> None:
     """Compiles the sources of this checkout into torch's extension cache and loads them.
 
     ``LLTM_OPS_JIT=1`` makes ``import lltm_ops`` do this instead of loading an installed
     library. The first call takes as long as a build, later ones are quick.
-
-    Args:
-        verbose: print ninja's output.
 
     Raises:
         ImportError: if something that the build needs is missing.
@@ -172,7 +169,6 @@ def load_just_in_time(verbose: bool = False) -> None:
             extra_cflags=args["cxx"],
             extra_cuda_cflags=args["nvcc"],
             with_cuda=cuda,
-            verbose=verbose,
         )
     except (OSError, RuntimeError) as error:
         reason = str(error).removeprefix("lltm_ops: ")

@@ -78,7 +78,7 @@ def test_numbers_match_double(programs):
     printed(programs["numbers"], "--seed=15", "--cases=3", *LONG)
 
 
-@pytest.mark.skipif("not config.getoption('--at-full-size')", reason="asked for by --at-full-size")
+@pytest.mark.slow
 def test_numbers_match_double_at_full_size(programs):
     printed(programs["numbers"], "--cases=10", "--units=1024", "--least-units=1024", "--blocks=128")
 
