@@ -46,11 +46,21 @@ def check_tensor(owner: str, name: str, value: Tensor, expected: str = "a tensor
         raise RuntimeError(f"{owner}: expected {name} to be a dense tensor, but got {found}")
 
 
-def check_hx(owner: str, names: Tuple[str, str], hx: Tuple[Tensor, Tensor]) -> None:  # noqa: UP006
+def check_hx(
+    owner: str,
+    names: Tuple[str, str],  # noqa: UP006
+    hx: Tuple[Tensor, Tensor],  # noqa: UP006
+    dims: int,
+) -> None:
     if not isinstance(hx, (tuple, list)) or len(hx) != 2:
         _refuse_hx(owner, names, hx)
     check_tensor(owner, names[0], hx[0])
     check_tensor(owner, names[1], hx[1])
+    if hx[0].dim() != dims or hx[1].dim() != dims:
+        raise RuntimeError(
+            f"{owner}: expected {names[0]} and {names[1]} to have {dims} dimensions for this "
+            f"input, but got {hx[0].dim()} and {hx[1].dim()}"
+        )
 
 
 @torch.jit.unused

@@ -97,7 +97,7 @@ class LLTMCell(LeafModule):
             zeros = input.new_zeros(list(input.shape[:-1]) + [self.hidden_size])  # noqa: RUF005
             h, c = zeros, zeros
         else:
-            check_hx("lltm_ops.LLTMCell", ("h", "c"), hx)
+            check_hx("lltm_ops.LLTMCell", ("h", "c"), hx, input.dim())
             h, c = hx
         if not batched:
             input, h, c = input.unsqueeze(0), h.unsqueeze(0), c.unsqueeze(0)

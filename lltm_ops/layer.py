@@ -208,7 +208,7 @@ class LLTM(LeafModule):
         resets: Optional[Tensor] = None,
         batch_sizes: Optional[Tensor] = None,
     ):
-        _check_types(hx, resets, batch_sizes)
+        _check_types(resets, batch_sizes)
         options = Options(
             self.input_size, self.hidden_size, self.num_layers, self.bidirectional, self.bias,
             self.dropout, self.variational_dropout, self.recurrent_dropout, self.zoneout,
@@ -229,6 +229,8 @@ class LLTM(LeafModule):
                 "lltm_ops.LLTM: expected input to have 2 dimensions [time, input_size] or 3 with a "
                 f"batch, but got {input.dim()}"
             )
+        if hx is not None:
+            check_hx("lltm_ops.LLTM", ("h_0", "c_0"), hx, input.dim() if is_padded else 3)
         if resets is not None and resets.dim() != input.dim() - 1:
             raise RuntimeError(
                 "lltm_ops.LLTM: expected resets to have all dimensions of input but the last, "
@@ -297,13 +299,7 @@ class LLTM(LeafModule):
         return f"{self.input_size}, {self.hidden_size}{''.join(options)}"
 
 
-def _check_types(
-    hx: Optional[Tuple[Tensor, Tensor]],
-    resets: Optional[Tensor],
-    batch_sizes: Optional[Tensor],
-) -> None:
-    if hx is not None:
-        check_hx("lltm_ops.LLTM", ("h_0", "c_0"), hx)
+def _check_types(resets: Optional[Tensor], batch_sizes: Optional[Tensor]) -> None:
     if resets is not None:
         check_tensor("lltm_ops.LLTM", "resets", resets)
     if batch_sizes is not None:
@@ -339,6 +335,7 @@ def _run_packed_sequence(
     data, batch_sizes, sorted_indices, unsorted_indices = input
     check_tensor("lltm_ops.LLTM", "input", data)
     if hx is not None:
+        check_hx("lltm_ops.LLTM", ("h_0", "c_0"), hx, 3)
         if sorted_indices is not None:
             # index_select would take other rows in silence.
             batch = sorted_indices.size(0)

@@ -39,6 +39,7 @@ SIZES = {
     "hx of other layers": (LAYER, (TIMES, (torch.cat([STATE, STATE]), STATE))),
     "c_0 of another batch": (LAYER, (TIMES, (STATE, STATE[:, 1:]))),
     "c_0 too narrow": (LAYER, (TIMES, (STATE, STATE[..., 1:]))),
+    "c_0 without layers": (LAYER, (TIMES, (STATE, STATE[0]))),
     "hx with a batch that input lacks": (LAYER, (TIMES[:, 0], (STATE, STATE))),
     "resets of another shape": (LAYER, (TIMES, None, torch.zeros(3, 5).bool())),
     "resets of one dimension": (LAYER, (TIMES, None, torch.zeros(15).bool())),
@@ -73,14 +74,15 @@ resets of a list: lltm_ops.LLTM: expected resets to be a tensor, but got list
 batch_sizes of a list: lltm_ops.LLTM: expected batch_sizes to be a tensor, but got list
 batch_sizes beside a PackedSequence: lltm_ops.LLTM: expected no batch_sizes beside a PackedSequence, which has its own, but got a tensor of shape [3, 5]
 input of rank 0: lltm_ops.LLTMCell: expected input to have 1 dimension [input_size] or 2 with a batch, but got 0
-h without a batch: lltm::forward: expected old_h to have 2 dimensions [batch, state_size], but got 1
-h with a batch that input lacks: lltm::forward: expected old_h to have 2 dimensions [batch, state_size], but got 3
+h without a batch: lltm_ops.LLTMCell: expected h and c to have 2 dimensions for this input, but got 1 and 2
+h with a batch that input lacks: lltm_ops.LLTMCell: expected h and c to have 1 dimensions for this input, but got 2 and 2
 input of rank 4: lltm_ops.LLTM: expected input to have 2 dimensions [time, input_size] or 3 with a batch, but got 4
 input of the layer too wide: lltm::sequence_forward: expected weights to have shape [3 * state_size, state_size + input_features] = [12, 14] for input of shape [5, 3, 10], but got [12, 9]
 hx of other layers: lltm_ops.LLTM: expected h_0 and c_0 to begin with a dimension of num_layers * directions = 1, but got 2 and 1
 c_0 of another batch: lltm::sequence_forward: expected c0 to have shape [batch, state_size] = [3, 4], but got [2, 4]
 c_0 too narrow: lltm::sequence_forward: expected c0 to have shape [batch, state_size] = [3, 4], but got [3, 3]
-hx with a batch that input lacks: lltm::sequence_forward: expected h0 to have 2 dimensions [batch, state_size], but got 3
+c_0 without layers: lltm_ops.LLTM: expected h_0 and c_0 to have 3 dimensions for this input, but got 3 and 2
+hx with a batch that input lacks: lltm_ops.LLTM: expected h_0 and c_0 to have 2 dimensions for this input, but got 3 and 3
 resets of another shape: lltm::sequence_forward: expected resets to have shape [time, batch] = [5, 3], but got [3, 5]
 resets of one dimension: lltm_ops.LLTM: expected resets to have all dimensions of input but the last, 2, but got 1
 resets with a batch that input lacks: lltm_ops.LLTM: expected resets to have all dimensions of input but the last, 1, but got 2
@@ -167,7 +169,7 @@ def test_tensors_that_are_not_dense(kind, make):
         X.to_sparse(),
         X.to_sparse_csr(),
     ):
-        for arguments in ((tensor,), (X, (tensor, H)), (X[0], (H, tensor))):
+        for arguments in ((tensor,), (X, (tensor, H)), (X, (H, tensor))):
             found = message(make(kind(5, 4)), arguments, ERRORS)
             assert re.search("expected [a-z_0]+ to be a dense tensor, but got", found)
 
