@@ -71,7 +71,7 @@ struct SequenceBackwardArguments {
   }
 };
 
-// As for the cell.
+// What sequence_backward takes of a call of sequence_forward, as in lltm.h.
 inline SequenceBackwardArguments backward_arguments(
     const SequenceForwardArguments& forward,
     const ForwardWithGatesResult& results,

@@ -70,7 +70,7 @@ def test_attributes_that_programs_read_are_those_of_nn_lstm(options):
     names = "input_size hidden_size num_layers bias batch_first dropout bidirectional proj_size"
     for name in names.split():
         assert getattr(layer, name) == getattr(peer, name)
-    # Of weights and of bias, nn.LSTM has two.
+    # nn.LSTM has two tensors of weights and two of bias.
     assert [2 * len(parameters) for parameters in layer.all_weights] == [
         len(parameters) for parameters in peer.all_weights
     ]

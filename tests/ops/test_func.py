@@ -74,7 +74,7 @@ def test_transform(device, operator, transform):
 @pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning")
 @each_operator
 def test_linearize(operator):
-    """Of a gradient, too: then the linear map is a product with the Hessian."""
+    """The linear map of a gradient is a product with the Hessian."""
     inputs = operator.inputs(dtype=torch.float64, shape=SMALL)
     arguments = tuple(inputs[:5])
     op = with_options(operator.forward, inputs)
