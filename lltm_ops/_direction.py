@@ -80,14 +80,13 @@ def run_step_by_step(
             "lengths of its example, but layer_norm, zoneout and recurrent_dropout read them: "
             "trace a model whose LLTM is made by torch.jit.script"
         )
-    # Calls without anything to compute, which only check: one has no features, one no rows.
+    # Calls without anything to compute, which only check: one has no steps, one no features.
+    no_steps = None if batch_sizes is None else batch_sizes[:0]
+    torch.ops.lltm.sequence_forward(input[:0], weights, bias, h0, c0, no_steps)
     torch.ops.lltm.sequence_forward(
         input[..., :0], weights[:0, :0], weights[0, :0],
         h0[:, :0], c0[:, :0], batch_sizes, reverse, resets,
     )  # fmt: skip
-    no_rows = input[:0] if batch_sizes is not None else input[:, :0]
-    no_steps = batch_sizes[:0] if batch_sizes is not None else None
-    torch.ops.lltm.sequence_forward(no_rows, weights, bias, h0[:0], c0[:0], no_steps)
     if batch_sizes is None:
         sizes = [input.size(1)] * input.size(0)
         steps = list(input.unbind(0))

@@ -117,7 +117,7 @@ def test_scripted_modules_say_the_same_words(case):
 @pytest.mark.parametrize("case", [case for case, (module, _) in CASES.items() if module is LAYER])
 @pytest.mark.parametrize("option", ["layer_norm", "zoneout", "recurrent_dropout"])
 def test_what_runs_step_by_step_says_the_same_words(option, case):
-    """But for the sizes that a call without rows has."""
+    """But for the number of steps, of which a call that only checks has none."""
 
     def without_sizes(words):
         return re.sub(r"\[[\d, ]*\]", "[]", words)
