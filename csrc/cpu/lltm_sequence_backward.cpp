@@ -15,17 +15,42 @@ namespace lltm {
 
 namespace {
 
+at::Tensor contiguous_or_zeros(
+    const OptionalTensor& gradient,
+    const at::Tensor& like) {
+  return (gradient ? *gradient : at::zeros_like(like)).contiguous();
+}
+
+at::Tensor contiguous_or_none(const OptionalTensor& tensor) {
+  return tensor ? tensor->contiguous() : at::Tensor();
+}
+
+template <typename scalar_t>
+const scalar_t* data_or_null(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.const_data_ptr<scalar_t>() : nullptr;
+}
+
+void copy_if_wanted(const OptionalTensor& gradient, const at::Tensor& result) {
+  if (gradient && result.defined()) {
+    result.copy_(*gradient);
+  }
+}
+
 BackwardResult backward_kernel_impl(
     const SequenceBackwardArguments& a,
     const std::vector<SequenceStep>& steps) {
   const auto result =
       empty_gradients(a.output, a.input, a.weights, a.h0, a.output_mask);
   if (a.output.numel() == 0) {
+    // No step runs, so the last state is the first.
+    copy_if_wanted(a.grad_h_n, std::get<3>(result));
+    copy_if_wanted(a.grad_c_n, std::get<4>(result));
     return result;
   }
-  const auto grad_output = a.grad_output.expect_contiguous();
-  const auto grad_cells =
-      (a.grad_cells ? *a.grad_cells : at::zeros_like(a.cells)).contiguous();
+  const auto grad_output = contiguous_or_zeros(a.grad_output, a.output);
+  const auto grad_cells = contiguous_or_zeros(a.grad_cells, a.cells);
+  const auto grad_h_n = contiguous_or_none(a.grad_h_n);
+  const auto grad_c_n = contiguous_or_none(a.grad_c_n);
   const auto output = a.output.expect_contiguous();
   const auto cells = a.cells.expect_contiguous();
   const auto gates = a.gates.expect_contiguous();
@@ -37,7 +62,7 @@ BackwardResult backward_kernel_impl(
       ? a.weights.expect_contiguous()
       : c10::MaybeOwned<at::Tensor>::borrowed(a.weights);
   const auto h0 = a.h0.expect_contiguous();
-  const auto resets = a.resets ? a.resets->contiguous() : at::Tensor();
+  const auto resets = contiguous_or_none(a.resets);
   AT_DISPATCH_FLOATING_TYPES_AND2(
       at::kHalf,
       at::kBFloat16,
@@ -50,8 +75,10 @@ BackwardResult backward_kernel_impl(
             .gradients = pointers_to<scalar_t>(result),
             .steps = steps,
             .has_batch_sizes = a.batch_sizes.has_value(),
-            .grad_output = grad_output->const_data_ptr<scalar_t>(),
+            .grad_output = grad_output.const_data_ptr<scalar_t>(),
             .grad_cells = grad_cells.const_data_ptr<scalar_t>(),
+            .grad_h_n = data_or_null<scalar_t>(grad_h_n),
+            .grad_c_n = data_or_null<scalar_t>(grad_c_n),
             .output = output->const_data_ptr<scalar_t>(),
             .cells = cells->const_data_ptr<scalar_t>(),
             .gates = gates->const_data_ptr<scalar_t>(),

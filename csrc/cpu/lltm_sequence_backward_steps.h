@@ -31,6 +31,8 @@ struct BackwardPointers {
   bool has_batch_sizes;
   const scalar_t* grad_output;
   const scalar_t* grad_cells;
+  const scalar_t* grad_h_n; // null: zeros
+  const scalar_t* grad_c_n; // null: zeros
   const scalar_t* output;
   const scalar_t* cells;
   const scalar_t* gates;
@@ -61,8 +63,8 @@ class BackwardRecurrence {
             units_),
         d_h_(size_),
         d_cell_(size_) {
-    std::fill_n(d_h_.data(), size_, opmath_t(0));
-    std::fill_n(d_cell_.data(), size_, opmath_t(0));
+    begin_with(a_.grad_h_n, d_h_.data());
+    begin_with(a_.grad_c_n, d_cell_.data());
     if (multiplies_) {
       weights_.template pack_on_threads<scalar_t>(
           {a_.weights, a_.sizes.features()}, a_.sizes.gate_units());
@@ -89,6 +91,15 @@ class BackwardRecurrence {
   }
 
  private:
+  // The gradients of the last state wait here for the step that made it.
+  void begin_with(const scalar_t* gradient, opmath_t* state) const {
+    if (gradient == nullptr) {
+      std::fill_n(state, size_, opmath_t(0));
+    } else {
+      convert(gradient, state, size_);
+    }
+  }
+
   void run(
       const SequenceChunk& chunk,
       Matrix<gemm_t> d_gates,
