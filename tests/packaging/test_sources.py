@@ -12,11 +12,11 @@ PAIRS = "cpu/primitives/product_bfloat16.cpp"
 # The most files and lines of each part. A change that needs more raises them, and says why in its
 # message.
 MOST = {
-    "ops": (19, 2430),
-    "cpu": (24, 3600),
-    "cuda": (17, 2330),
-    "a step forward": (22, 3070),
-    "a sequence forward": (28, 4050),
+    "ops": (19, 2530),
+    "cpu": (24, 3640),
+    "cuda": (17, 2380),
+    "a step forward": (22, 3130),
+    "a sequence forward": (28, 4140),
 }
 # A reader begins with the file of the CPU's kernel and the file of the schemas. product.h has two
 # sources.
