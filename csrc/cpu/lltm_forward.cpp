@@ -21,16 +21,69 @@
 
 // lltm::forward on the CPU, from its tensors (at the end of the file) to the
 // products of a block of hidden units. Weights are read as they lie, because a
-// step uses them once; to pack them, as a sequence does, would take 1.6 times
-// as long at 64x256x512 on the Xeon.
+// step uses them once; to pack them, as a sequence does, would take longer.
 namespace lltm {
 
 namespace {
 
-// A batch of so many rows or fewer is copied as rows [old_h, input] for dot(),
-// and not packed. Of a larger one, only the rows beyond whole registers are, if
-// they fill half a register or less. Pairs of bfloat16 are all packed.
-constexpr int64_t kFewRows = 8;
+// A batch of so many rows is multiplied by dot(), and not packed.
+constexpr int64_t kRowsOfDot = 8;
+// bfloat16 is then converted to float; with more rows it is multiplied in
+// pairs.
+constexpr int64_t kRowsWithoutPairs = 2;
+
+// What a block of hidden units reads and writes stays in the cache; so a block
+// has fewer if its weights are converted.
+constexpr int64_t kUnitsOfABlock = 128;
+constexpr int64_t kConvertedUnitsOfABlock = 48;
+// Panels that use weights together, at most: the products of all are kept.
+constexpr int64_t kPanelsOfATask = 8;
+
+// Rows of the batch are packed in panels. So few that they fill half a register
+// or less are left over, for dot().
+struct ForwardPlan {
+  int64_t leftover_rows;
+  int64_t packed_rows;
+  int64_t rows_per_panel;
+  int64_t panels;
+  int64_t units_per_block;
+  int64_t blocks;
+  int64_t panels_per_task;
+  int64_t tasks_per_block;
+};
+
+template <typename scalar_t, typename gemm_t>
+ForwardPlan plan_of(const CellSizes& sizes, int64_t threads) {
+  constexpr bool has_dot = kPair<gemm_t> == 1;
+  constexpr auto most_units = std::is_same_v<scalar_t, gemm_t>
+      ? kUnitsOfABlock
+      : kConvertedUnitsOfABlock;
+  const auto multiple = column_multiple<gemm_t>();
+  const auto beyond = sizes.batch % multiple;
+  const auto leftover_rows = !has_dot ? 0
+      : sizes.batch <= kRowsOfDot     ? sizes.batch
+      : beyond <= multiple / 2        ? beyond
+                                      : 0;
+  const auto packed_rows = sizes.batch - leftover_rows;
+  const auto rows_per_panel =
+      panel_width<gemm_t>(std::max<int64_t>(1, packed_rows));
+  const auto panels = at::divup(packed_rows, rows_per_panel);
+  const auto units_per_block = size_of_a_block(sizes.state_size, most_units);
+  const auto blocks = at::divup(sizes.state_size, units_per_block);
+  // So many that every thread has a task.
+  const auto panels_per_task = std::clamp<int64_t>(
+      at::divup(panels, at::divup(threads, blocks)), 1, kPanelsOfATask);
+  return {
+      .leftover_rows = leftover_rows,
+      .packed_rows = packed_rows,
+      .rows_per_panel = rows_per_panel,
+      .panels = panels,
+      .units_per_block = units_per_block,
+      .blocks = blocks,
+      .panels_per_task = panels_per_task,
+      .tasks_per_block =
+          std::max<int64_t>(1, at::divup(panels, panels_per_task))};
+}
 
 // Computes products.T = weights @ [old_h, input].T, in blocks of hidden units.
 // Weights are read as they lie, or converted; they are the left operand. The
@@ -38,42 +91,35 @@ constexpr int64_t kFewRows = 8;
 template <typename scalar_t, typename gemm_t>
 class Forward {
  public:
-  explicit Forward(const ForwardStep<scalar_t>& step)
-      : a_(step),
-        panels_(
-            features_,
-            packed_rows_,
-            Product<gemm_t>::panel_width(packed_rows_)),
-        rest_(rest_rows_ * features_),
-        units_(units_per_block()),
-        panels_at_once_(panels_at_once()) {}
+  explicit Forward(const ForwardPointers<scalar_t>& pointers)
+      : p_(pointers),
+        plan_(plan_of<scalar_t, gemm_t>(p_.sizes, at::get_num_threads())),
+        features_(p_.sizes.features()),
+        ld_leftover_(round_up(plan_.units_per_block, 16)),
+        panels_(features_, plan_.packed_rows, plan_.rows_per_panel),
+        leftover_(plan_.leftover_rows * features_) {}
 
-  void run() const {
+  void run() {
     pack();
-    const auto panel_blocks =
-        std::max<int64_t>(1, at::divup(panels_.count(), panels_at_once_));
     at::parallel_for(
         0,
-        at::divup(a_.sizes.state_size, units_) * panel_blocks,
-        grain_size(nanoseconds_of(units_) / panel_blocks),
+        plan_.blocks * plan_.tasks_per_block,
+        grain_size(nanoseconds_of_a_block() / plan_.tasks_per_block),
         [&](int64_t begin, int64_t end) {
-          const typename Product<gemm_t>::Guard guard;
-          const Scratch<opmath_t> products(
-              kGates * units_ * panels_at_once_ * panels_.width());
-          const Scratch<opmath_t> rest_products(kGates * ld_rest_ * rest_rows_);
-          const Scratch<gemm_t> converted(
-              kConverts ? kGates * units_ * kFeaturesAtOnce : 0);
+          const ProductGuard<gemm_t> guard;
+          Scratch<opmath_t> products(
+              kGates * plan_.units_per_block * plan_.panels_per_task *
+              plan_.rows_per_panel);
+          Scratch<opmath_t> leftover_products(
+              kGates * ld_leftover_ * plan_.leftover_rows);
+          Scratch<gemm_t> converted(
+              kConverts ? plan_.units_per_block * features_ : 0);
           for (auto task = begin; task < end; ++task) {
-            const auto panel = task % panel_blocks * panels_at_once_;
-            const auto end_panel = panel + panels_at_once_;
-            one_block(
-                {.first_unit = task / panel_blocks * units_,
-                 .first_panel = panel,
-                 .end_panel = std::min(end_panel, panels_.count()),
-                 .rest_rows = end_panel < panels_.count() ? 0 : rest_rows_,
-                 .products = products.data(),
-                 .rest_products = rest_products.data(),
-                 .converted = converted.data()});
+            one_task(
+                task,
+                products.data(),
+                leftover_products.data(),
+                converted.data());
           }
         });
   }
@@ -81,197 +127,153 @@ class Forward {
  private:
   using opmath_t = at::opmath_type<scalar_t>;
   static constexpr bool kConverts = !std::is_same_v<scalar_t, gemm_t>;
-  // Hidden units of a block, at most; fewer if their weights are converted, so
-  // that they stay in the cache.
-  static constexpr int64_t kMaxUnits = kConverts ? 48 : 128;
-  static constexpr bool kHasDot = std::is_same_v<gemm_t, opmath_t>;
-  // Features of a panel that are packed as one task, and that all panels are
-  // multiplied with before the next ones, so that the weights stay in the
-  // cache.
-  static constexpr int64_t kFeaturesAtOnce = Product<gemm_t>::kTermsOfAChain;
 
-  // What a task computes: a block of units, for some panels and the rest.
+  // What a task computes: a block of units, for some panels and leftover rows.
   struct Block {
     int64_t first_unit;
+    int64_t units;
     int64_t first_panel;
     int64_t end_panel;
-    int64_t rest_rows;
-    opmath_t* products;      // [panels, kGates, units, width]
-    opmath_t* rest_products; // [rows, kGates, ld_rest]
-    gemm_t* converted;       // rows of weights
+    int64_t leftover_rows;
+    opmath_t* products;          // [panels, kGates, units, width]
+    opmath_t* leftover_products; // [rows, kGates, ld_leftover]
   };
 
-  int64_t rest_rows() const {
-    if (!kHasDot) {
-      return 0;
-    }
-    const auto columns = Product<gemm_t>::column_multiple();
-    const auto rest = a_.sizes.batch % columns;
-    return a_.sizes.batch <= kFewRows ? a_.sizes.batch
-        : rest <= columns / 2         ? rest
-                                      : 0;
-  }
-
   // To read a byte of the weights takes as long as to multiply a row by it.
-  int64_t nanoseconds_of(int64_t units) const {
-    const int64_t rows = a_.sizes.batch + sizeof(scalar_t);
-    return 2 * kGates * units * features_ * rows / kFlopPerNanosecond;
+  int64_t nanoseconds_of_a_block() const {
+    const int64_t rows = p_.sizes.batch + sizeof(scalar_t);
+    return 2 * kGates * plan_.units_per_block * features_ * rows /
+        kFlopPerNanosecond;
   }
 
-  // A block has many units, because each call of a product has a cost, and
-  // fewer where threads would be idle.
-  int64_t units_per_block() const {
-    return size_of_a_block(a_.sizes.state_size, kMaxUnits);
-  }
-
-  // Few panels if there are few blocks of units, so that every thread has some;
-  // and not many, because the products of all of them are kept.
-  int64_t panels_at_once() const {
-    const auto unit_blocks = at::divup(a_.sizes.state_size, units_);
-    const auto panel_blocks = at::divup(at::get_num_threads(), unit_blocks);
-    return std::clamp<int64_t>(at::divup(panels_.count(), panel_blocks), 1, 8);
-  }
-
-  void pack() const {
-    const auto H = a_.sizes.state_size;
-    const auto I = a_.sizes.input_features;
-    copy_rest(a_.old_h, 0, H);
-    copy_rest(a_.input, H, I);
-    const auto parts = at::divup(features_, kFeaturesAtOnce);
+  void pack() {
+    const auto H = p_.sizes.state_size;
+    const auto I = p_.sizes.input_features;
+    copy_leftover(p_.old_h, 0, H);
+    copy_leftover(p_.input, H, I);
     at::parallel_for(
         0,
-        panels_.count() * parts,
-        grain_size(kFeaturesAtOnce * panels_.width() / kPackedPerNanosecond),
+        plan_.panels,
+        grain_size(features_ * plan_.rows_per_panel / kPackedPerNanosecond),
         [&](int64_t begin, int64_t end) {
-          for (auto task = begin; task < end; ++task) {
-            const auto first = task % parts * kFeaturesAtOnce;
-            pack(task / parts, first, a_.old_h, 0, H);
-            pack(task / parts, first, a_.input, H, I);
+          for (auto panel = begin; panel < end; ++panel) {
+            pack(panel, p_.old_h, 0, H);
+            pack(panel, p_.input, H, I);
           }
         });
   }
 
-  void copy_rest(const scalar_t* from, int64_t feature, int64_t size) const {
-    vectorized(
+  void copy_leftover(const scalar_t* from, int64_t feature, int64_t size) {
+    run_with_best_isa(
         ConvertRows<scalar_t, gemm_t>{
-            {from + packed_rows_ * size, size},
+            {from + plan_.packed_rows * size, size},
             size,
-            {rest_.data() + feature, features_}},
+            {leftover_.data() + feature, features_}},
         0,
-        rest_rows_);
+        plan_.leftover_rows);
   }
 
-  // Packs those of the kFeaturesAtOnce features from first on that come from
-  // old_h or input, whose own features begin at offset.
+  // Packs old_h or input, whose features begin at first_feature.
   void pack(
       int64_t panel,
-      int64_t first,
       const scalar_t* from,
-      int64_t offset,
-      int64_t size) const {
-    const auto begin = std::max<int64_t>(first - offset, 0);
-    const auto end = std::min(first + kFeaturesAtOnce - offset, size);
-    const auto row = panel * panels_.width();
-    if (begin < end) {
-      panels_.template pack_transposed<scalar_t>(
-          panel,
-          0,
-          offset,
-          {from + row * size, size},
-          panels_.columns(panel),
-          columns_to_multiply(panel),
-          begin,
-          end);
-    }
+      int64_t first_feature,
+      int64_t size) {
+    panels_.template pack_transposed<scalar_t>(
+        panel,
+        0,
+        first_feature,
+        {from + panel * plan_.rows_per_panel * size, size},
+        panels_.columns(panel),
+        columns_to_multiply(panel),
+        size);
   }
 
   int64_t columns_to_multiply(int64_t panel) const {
-    return round_up(panels_.columns(panel), Product<gemm_t>::column_multiple());
+    return round_up(panels_.columns(panel), column_multiple<gemm_t>());
   }
 
-  void one_block(const Block& block) const {
-    const auto units = std::min(units_, a_.sizes.state_size - block.first_unit);
-    // dot() divides the features by itself.
-    const auto at_once =
-        panels_.count() > 0 || kConverts ? kFeaturesAtOnce : features_;
-    // The rows of the gates follow one another if a block has all units.
-    const int64_t gates = units == a_.sizes.state_size ? kGates : 1;
-    for (int64_t k = 0; k < features_; k += at_once) {
-      for (int64_t gate = 0; gate < kGates; gate += gates) {
-        add_products(
-            block, units, gate, gates, k, std::min(at_once, features_ - k));
-      }
+  void one_task(
+      int64_t task,
+      opmath_t* products,
+      opmath_t* leftover_products,
+      gemm_t* converted) const {
+    const auto first_unit =
+        task / plan_.tasks_per_block * plan_.units_per_block;
+    const auto first_panel =
+        task % plan_.tasks_per_block * plan_.panels_per_task;
+    const auto end_panel = first_panel + plan_.panels_per_task;
+    const Block block{
+        .first_unit = first_unit,
+        .units =
+            std::min(plan_.units_per_block, p_.sizes.state_size - first_unit),
+        .first_panel = first_panel,
+        .end_panel = std::min(end_panel, plan_.panels),
+        .leftover_rows = end_panel < plan_.panels ? 0 : plan_.leftover_rows,
+        .products = products,
+        .leftover_products = leftover_products};
+    for (int64_t gate = 0; gate < kGates; ++gate) {
+      multiply_gate(block, gate, converted);
     }
     for (auto panel = block.first_panel; panel < block.end_panel; ++panel) {
-      write_panel(block, units, panel);
+      write_panel(block, panel);
     }
     write_gates(
-        packed_rows_,
-        block.rest_rows,
-        block.first_unit,
-        units,
-        block.rest_products,
-        ld_rest_);
+        block,
+        plan_.packed_rows,
+        block.leftover_rows,
+        leftover_products,
+        ld_leftover_);
   }
 
-  // Adds the products of some gates with features from k on.
-  void add_products(
-      const Block& block,
-      int64_t units,
-      int64_t first_gate,
-      int64_t gates,
-      int64_t k,
-      int64_t features) const {
-    const auto weights =
-        weights_of(block, gates * units, first_gate, k, features);
+  void multiply_gate(const Block& block, int64_t gate, gemm_t* converted)
+      const {
+    const auto weights = weights_of(block, gate, converted);
     for (auto panel = block.first_panel; panel < block.end_panel; ++panel) {
       multiply<gemm_t>(
-          {.M = gates * units,
+          {.M = block.units,
            .N = columns_to_multiply(panel),
-           .K = features,
+           .K = features_,
            .A = weights,
-           .B = panels_.panel(panel, k),
-           .C = products_of(block, units, panel, first_gate),
-           .accumulate = k > 0,
+           .B = panels_.panel(panel),
+           .C = products_of(block, panel, gate),
+           .accumulate = false,
            .several_chains = false});
     }
-    if constexpr (kHasDot) {
-      for (int64_t i = 0; block.rest_rows > 0 && i < gates; ++i) {
-        dot<gemm_t>( // A @ B.T, so here the weights are B
-            {.M = block.rest_rows,
-             .N = units,
-             .K = features,
-             .A = {rest_.data() + k, features_},
-             .B = weights.part(i * units, 0),
-             .C =
-                 {block.rest_products + (first_gate + i) * ld_rest_,
-                  kGates * ld_rest_},
-             .accumulate = k > 0});
+    if constexpr (kPair<gemm_t> == 1) {
+      if (block.leftover_rows == 0) {
+        return;
       }
+      dot<gemm_t>( // A @ B.T, so here the weights are B
+          {.M = block.leftover_rows,
+           .N = block.units,
+           .K = features_,
+           .A = {leftover_.data(), features_},
+           .B = weights,
+           .C =
+               {block.leftover_products + gate * ld_leftover_,
+                kGates * ld_leftover_},
+           .accumulate = false,
+           .several_chains = false});
     }
   }
 
-  Matrix<opmath_t> products_of(
-      const Block& block,
-      int64_t units,
-      int64_t panel,
-      int64_t gate) const {
+  Matrix<opmath_t> products_of(const Block& block, int64_t panel, int64_t gate)
+      const {
     const auto i = kGates * (panel - block.first_panel) + gate;
-    return {block.products + i * units * panels_.width(), panels_.width()};
+    const auto width = plan_.rows_per_panel;
+    return {block.products + i * block.units * width, width};
   }
 
-  // Rows of weights, from the first unit of a gate and feature k on.
-  Matrix<const gemm_t> weights_of(
-      const Block& block,
-      int64_t rows,
-      int64_t gate,
-      int64_t k,
-      int64_t features) const {
-    const auto from = Matrix<const scalar_t>{a_.weights, features_}.part(
-        gate * a_.sizes.state_size + block.first_unit, k);
+  // The rows of weights of a block's units.
+  Matrix<const gemm_t>
+  weights_of(const Block& block, int64_t gate, gemm_t* converted) const {
+    const auto from = Matrix<const scalar_t>{p_.weights, features_}.part(
+        gate * p_.sizes.state_size + block.first_unit, 0);
     if constexpr (kConverts) {
-      const Matrix<gemm_t> to{block.converted, features};
-      vectorized(ConvertRows<scalar_t, gemm_t>{from, features, to}, 0, rows);
+      const Matrix<gemm_t> to{converted, features_};
+      run_with_best_isa(
+          ConvertRows<scalar_t, gemm_t>{from, features_, to}, 0, block.units);
       return to;
     } else {
       return from;
@@ -279,27 +281,26 @@ class Forward {
   }
 
   // From [kGates, units, rows] to [rows, kGates, units], some rows at a time.
-  void write_panel(const Block& block, int64_t units, int64_t panel) const {
+  void write_panel(const Block& block, int64_t panel) const {
     constexpr int64_t at_once = 16;
-    alignas(64) opmath_t rows_of_products[at_once * kGates * kMaxUnits];
-    const auto ld = round_up(units, 16);
+    alignas(64) opmath_t rows_of_products[at_once * kGates * kUnitsOfABlock];
+    const auto ld = round_up(block.units, 16);
     for (int64_t row = 0; row < panels_.columns(panel); row += at_once) {
       const auto size = std::min(at_once, panels_.columns(panel) - row);
       for (int64_t gate = 0; gate < kGates; ++gate) {
-        vectorized(
+        run_with_best_isa(
             Transpose<opmath_t, opmath_t>{
-                .from = products_of(block, units, panel, gate).part(0, row),
-                .rows = units,
-                .padded = units,
+                .from = products_of(block, panel, gate).part(0, row),
+                .rows = block.units,
+                .padded = block.units,
                 .to = {rows_of_products + gate * ld, kGates * ld}},
             0,
             size);
       }
       write_gates(
-          panel * panels_.width() + row,
+          block,
+          panel * plan_.rows_per_panel + row,
           size,
-          block.first_unit,
-          units,
           rows_of_products,
           ld);
     }
@@ -307,49 +308,45 @@ class Forward {
 
   // From products [rows, kGates, ld].
   void write_gates(
+      const Block& block,
       int64_t first_row,
       int64_t rows,
-      int64_t unit,
-      int64_t units,
       const opmath_t* products,
       int64_t ld) const {
-    vectorized(
+    run_with_best_isa(
         Gates<scalar_t>{
-            .pointers = a_.pointers,
+            .pointers = p_.cell,
             .products = products,
             .ld = ld,
             .first_row = first_row,
-            .first_unit = unit,
-            .end_unit = unit + units},
+            .first_unit = block.first_unit,
+            .end_unit = block.first_unit + block.units},
         0,
         rows);
   }
 
-  const ForwardStep<scalar_t>& a_;
-  const int64_t features_ = a_.sizes.features();
-  const int64_t rest_rows_ = rest_rows();
-  const int64_t packed_rows_ = a_.sizes.batch - rest_rows_;
-  const Panels<gemm_t> panels_;
-  const Scratch<gemm_t> rest_; // [rows, features]
-  const int64_t units_;
-  const int64_t panels_at_once_;
-  const int64_t ld_rest_ = round_up(units_, 16);
+  const ForwardPointers<scalar_t>& p_;
+  const ForwardPlan plan_;
+  const int64_t features_;
+  const int64_t ld_leftover_;
+  Panels<gemm_t> panels_;
+  Scratch<gemm_t> leftover_; // [rows, features]
 };
 
 } // namespace
 
 template <typename scalar_t>
-void forward_step(const ForwardStep<scalar_t>& step) {
-  const bool pairs_fit =
-      step.sizes.batch > kFewRows && step.sizes.has_whole_pairs();
+void cell_forward(const ForwardPointers<scalar_t>& pointers) {
+  const bool pairs_fit = pointers.sizes.batch > kRowsWithoutPairs &&
+      pointers.sizes.has_whole_pairs();
   with_gemm_type<scalar_t>(pairs_fit, [&](auto gemm) {
-    Forward<scalar_t, decltype(gemm)>(step).run();
+    Forward<scalar_t, decltype(gemm)>(pointers).run();
   });
 }
-template void forward_step(const ForwardStep<double>&);
-template void forward_step(const ForwardStep<float>&);
-template void forward_step(const ForwardStep<c10::Half>&);
-template void forward_step(const ForwardStep<c10::BFloat16>&);
+template void cell_forward(const ForwardPointers<double>&);
+template void cell_forward(const ForwardPointers<float>&);
+template void cell_forward(const ForwardPointers<c10::Half>&);
+template void cell_forward(const ForwardPointers<c10::BFloat16>&);
 
 namespace {
 
@@ -384,12 +381,12 @@ ForwardWithGatesResult forward_kernel_impl(const ForwardArguments& a) {
             bias->const_data_ptr<scalar_t>(), kGates * state_size);
         const InOpmath<scalar_t> old_cell_in_opmath(
             old_cell->const_data_ptr<scalar_t>(), batch * state_size);
-        forward_step<scalar_t>({
+        cell_forward<scalar_t>({
             .sizes = {batch, a.input.size(1), state_size},
             .input = input->const_data_ptr<scalar_t>(),
             .weights = weights->const_data_ptr<scalar_t>(),
             .old_h = old_h->const_data_ptr<scalar_t>(),
-            .pointers =
+            .cell =
                 {.state_size = state_size,
                  .math = CellMath<at::opmath_type<scalar_t>>(a),
                  .bias = bias_in_opmath.data(),

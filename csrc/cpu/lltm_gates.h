@@ -53,7 +53,7 @@ struct CellPointers {
   scalar_t* gates; // null: not wanted
 };
 
-// A body for vectorized(): units [first_unit, end_unit) of the rows from
+// A body for run_with_best_isa(): units [first_unit, end_unit) of the rows from
 // first_row on.
 template <typename scalar_t>
 struct Gates {
@@ -82,88 +82,88 @@ struct Gates {
   }
 
  private:
-  template <int64_t kUnits>
+  template <int64_t kLanes>
   C10_ALWAYS_INLINE void all_units(int64_t begin, int64_t end) const {
     for (auto row = begin; row < end; ++row) {
-      for (auto unit = first_unit; unit < end_unit; unit += kUnits) {
-        const auto units = std::min(kUnits, end_unit - unit);
+      for (auto unit = first_unit; unit < end_unit; unit += kLanes) {
+        const auto units = std::min(kLanes, end_unit - unit);
         if (pointers.gates == nullptr) {
-          some_units<kUnits, false>(row, unit, units);
+          some_units<kLanes, false>(row, unit, units);
         } else {
-          some_units<kUnits, true>(row, unit, units);
+          some_units<kLanes, true>(row, unit, units);
         }
       }
     }
   }
 
-  template <int64_t kUnits, bool kWritesGates>
+  template <int64_t kLanes, bool kWritesGates>
   C10_ALWAYS_INLINE void some_units(int64_t row, int64_t unit, int64_t units)
       const {
     const auto& p = pointers;
     const auto math = p.math;
     const auto at = (first_row + row) * p.state_size + unit;
-    opmath_t bias[kGates][kUnits], sums[kGates][kUnits], cell[kUnits];
-    scalar_t gates[kGates][kUnits], new_cell[kUnits], new_h[kUnits];
+    opmath_t bias[kGates][kLanes], sums[kGates][kLanes], cell[kLanes];
+    scalar_t gates[kGates][kLanes], new_cell[kLanes], new_h[kLanes];
     for (int64_t gate = 0; gate < kGates; ++gate) {
       const auto* from =
           products + (kGates * row + gate) * ld + unit - first_unit;
-      read(from, units, sums[gate]);
-      read(p.bias + gate * p.state_size + unit, units, bias[gate]);
+      load_some(from, units, sums[gate]);
+      load_some(p.bias + gate * p.state_size + unit, units, bias[gate]);
     }
-    read(p.old_cell + at, units, cell);
+    load_some(p.old_cell + at, units, cell);
     // On local arrays. gcc assumes that a store through another pointer may
     // change the limits of gate_math.h, and would not vectorise the loop.
 #pragma GCC ivdep
-    for (int64_t i = 0; i < kUnits; ++i) {
+    for (int64_t i = 0; i < kLanes; ++i) {
       const auto out = math.forward(
           sums[0][i] + bias[0][i],
           sums[1][i] + bias[1][i],
           sums[2][i] + bias[2][i],
           cell[i]);
       cell[i] = out.new_cell;
-      store(out.new_h, new_h[i]);
-      store(out.new_cell, new_cell[i]);
+      from_opmath(out.new_h, new_h[i]);
+      from_opmath(out.new_cell, new_cell[i]);
       if constexpr (kWritesGates) {
-        store(out.input_gate, gates[0][i]);
-        store(out.output_gate, gates[1][i]);
-        store(out.candidate, gates[2][i]);
+        from_opmath(out.input_gate, gates[0][i]);
+        from_opmath(out.output_gate, gates[1][i]);
+        from_opmath(out.candidate, gates[2][i]);
       }
     }
-    write(new_h, units, p.new_h + at);
-    write(new_cell, units, p.new_cell + at);
+    store_some(new_h, units, p.new_h + at);
+    store_some(new_cell, units, p.new_cell + at);
     if (p.next_cell != nullptr) {
-      write(cell, units, p.next_cell + at);
+      store_some(cell, units, p.next_cell + at);
     }
     for (int64_t gate = 0; kWritesGates && gate < kGates; ++gate) {
       auto* to = p.gates + kGates * (at - unit) + gate * p.state_size + unit;
-      write(gates[gate], units, to);
+      store_some(gates[gate], units, to);
     }
   }
 
   // It copies one whole vector: gcc would copy an array in parts of 16 bytes,
   // and the load of a vector waits until such parts are in the cache.
-  template <int64_t kUnits, typename T>
+  template <int64_t kLanes, typename T>
   static C10_ALWAYS_INLINE void copy(const T* from, T* to) {
-    typename Lanes<uint8_t, kUnits * sizeof(T)>::type lanes;
+    typename Lanes<uint8_t, kLanes * sizeof(T)>::type lanes;
     load_lanes(from, lanes);
     store_lanes(lanes, to);
   }
 
-  template <int64_t kUnits>
+  template <int64_t kLanes>
   static C10_ALWAYS_INLINE void
-  read(const opmath_t* from, int64_t units, opmath_t (&to)[kUnits]) {
-    if (units == kUnits) {
-      copy<kUnits>(from, to);
+  load_some(const opmath_t* from, int64_t units, opmath_t (&to)[kLanes]) {
+    if (units == kLanes) {
+      copy<kLanes>(from, to);
     } else {
-      std::fill_n(std::copy_n(from, units, to), kUnits - units, opmath_t(0));
+      std::fill_n(std::copy_n(from, units, to), kLanes - units, opmath_t(0));
     }
   }
 
-  template <typename T, int64_t kUnits>
+  template <typename T, int64_t kLanes>
   static C10_ALWAYS_INLINE void
-  write(const T (&from)[kUnits], int64_t units, T* to) {
-    if (units == kUnits) {
-      copy<kUnits>(from, to);
+  store_some(const T (&from)[kLanes], int64_t units, T* to) {
+    if (units == kLanes) {
+      copy<kLanes>(from, to);
     } else {
       std::copy_n(from, units, to);
     }

@@ -8,7 +8,6 @@
 #include "cpu/primitives/work.h"
 #include "ops/lltm.h"
 
-#include <ATen/EmptyTensor.h>
 #include <ATen/OpMathType.h>
 #include <ATen/Parallel.h>
 #include <c10/macros/Macros.h>
@@ -17,37 +16,9 @@
 #include <cstdint>
 #include <tuple>
 
-// The gradients of weights, bias, input and h, computed from d_gates, the
-// gradients of the pre-activations of some rows; and their memory.
+// The gradients of weights, bias, input and h, computed from those of the
+// pre-activations of some rows.
 namespace lltm {
-
-// Memory for the gradients that output_mask asks for: of input, weights, bias,
-// and of h and the cell state, which have the sizes of initial. The gradients
-// are zeros if computed is empty, because the kernels then write none of them.
-inline BackwardResult empty_gradients(
-    const at::Tensor& computed,
-    const at::Tensor& input,
-    const at::Tensor& weights,
-    const at::Tensor& initial,
-    OutputMask output_mask) {
-  const auto empty = [&](bool wanted, at::IntArrayRef sizes) {
-    at::Tensor memory;
-    if (wanted) {
-      // lltm_forward.cpp says why it is not at::empty().
-      memory = at::detail::empty_cpu(sizes, input.options());
-      if (computed.numel() == 0) {
-        memory.zero_();
-      }
-    }
-    return memory;
-  };
-  return {
-      empty(output_mask[0], input.sizes()),
-      empty(output_mask[1], weights.sizes()),
-      empty(output_mask[2], {weights.size(0)}),
-      empty(output_mask[3], initial.sizes()),
-      empty(output_mask[4], initial.sizes())};
-}
 
 // Gradients that are null are not wanted.
 template <typename scalar_t>
@@ -70,13 +41,62 @@ GradientPointers<scalar_t> pointers_to(const BackwardResult& gradients) {
       gradients);
 }
 
-// d_gates in the two layouts that products need: rows [batch, gate_units] for
-// products with weights, and transposed for products with input and h, if that
-// is wanted.
-template <typename gemm_t>
-class GateGradients {
+// A gradient that adds up over chunks, in opmath_t. It has memory of its own if
+// there are several and the result has another type.
+template <typename scalar_t>
+class SumOfChunks {
  public:
-  GateGradients(int64_t most_rows, int64_t gate_units, bool wants_transposed)
+  using opmath_t = at::opmath_type<scalar_t>;
+
+  // result: null if it is not wanted.
+  SumOfChunks(scalar_t* result, int64_t size, bool has_chunks)
+      : result_(result),
+        size_(size),
+        sum_(kInPlace || result == nullptr || !has_chunks ? 0 : size) {}
+
+  // Calls f(where to add).
+  template <typename F>
+  void add(const F& f) {
+    if (sum_.data() != nullptr) {
+      f(sum_.data());
+    } else if (result_ != nullptr) {
+      f(result_);
+    }
+  }
+
+  void write() {
+    if (sum_.data() != nullptr) {
+      convert(sum_.data(), result_, size_);
+    }
+  }
+
+ private:
+  static constexpr bool kInPlace = std::is_same_v<scalar_t, opmath_t>;
+
+  scalar_t* const result_;
+  const int64_t size_;
+  Scratch<opmath_t> sum_;
+};
+
+// The distance between rows of so many elements: an odd number of cache lines,
+// because rows that lie a multiple of many lines apart fall on the same sets of
+// a cache. Pairs of rows lie twice as far apart.
+template <typename T>
+int64_t leading_dimension(int64_t size) {
+  constexpr int64_t line = 64 / sizeof(T);
+  return (at::divup(size, line) | 1) * line;
+}
+
+// d_preactivations in the two layouts that products need: rows [batch,
+// gate_units] for products with weights, and transposed for products with input
+// and h, if that is wanted.
+template <typename gemm_t>
+class PreactivationGradients {
+ public:
+  PreactivationGradients(
+      int64_t most_rows,
+      int64_t gate_units,
+      bool wants_transposed)
       : gate_units_(gate_units),
         ld_rows_(leading_dimension<gemm_t>(padded(gate_units))),
         ld_transposed_(leading_dimension<gemm_t>(padded(most_rows))),
@@ -85,16 +105,16 @@ class GateGradients {
     zero(rows(), most_rows, gate_units);
   }
 
-  Matrix<gemm_t> rows() const {
+  Matrix<gemm_t> rows() {
     return {rows_.data(), ld_rows_};
   }
 
-  Matrix<gemm_t> transposed() const {
+  Matrix<gemm_t> transposed() {
     return {transposed_.data(), ld_transposed_};
   }
 
   // Transposes so many rows.
-  void transpose(int64_t batch) const {
+  void transpose(int64_t batch) {
     constexpr int64_t at_once = 16;
     at::parallel_for(
         0,
@@ -103,7 +123,7 @@ class GateGradients {
         [&](int64_t begin, int64_t end) {
           const auto first = begin * at_once;
           const auto size = std::min(end * at_once, batch) - first;
-          vectorized(
+          run_with_best_isa(
               Transpose<gemm_t, gemm_t>{
                   .from = rows().part(first, 0),
                   .rows = size,
@@ -117,7 +137,7 @@ class GateGradients {
 
  private:
   static int64_t padded(int64_t terms) {
-    return Product<gemm_t>::padded_terms(terms);
+    return padded_terms<gemm_t>(terms);
   }
 
   static void zero(Matrix<gemm_t> to, int64_t rows, int64_t size) {
@@ -129,15 +149,15 @@ class GateGradients {
   const int64_t gate_units_;
   const int64_t ld_rows_;
   const int64_t ld_transposed_;
-  const Scratch<gemm_t> rows_;
-  const Scratch<gemm_t> transposed_;
+  Scratch<gemm_t> rows_;
+  Scratch<gemm_t> transposed_;
 };
 
-// d_weights = or += d_gates.T @ [old_h, input]
+// d_weights = or += d_preactivations.T @ [old_h, input]
 template <typename scalar_t, typename gemm_t, typename out_t>
 void weights_gradient(
     const CellSizes& sizes,
-    const GateGradients<gemm_t>& d_gates,
+    Matrix<const gemm_t> d_preactivations,
     const scalar_t* old_h,
     const scalar_t* input,
     out_t* d_weights,
@@ -146,7 +166,7 @@ void weights_gradient(
     ProductOnThreads<scalar_t, gemm_t, out_t>({.M = sizes.gate_units(),
                                                .N = N,
                                                .K = sizes.batch,
-                                               .A = d_gates.transposed(),
+                                               .A = d_preactivations,
                                                .B = {B, N},
                                                .C = {C, sizes.features()},
                                                .accumulate = accumulate})
@@ -156,12 +176,12 @@ void weights_gradient(
   product(input, sizes.input_features, d_weights + sizes.state_size);
 }
 
-// result, the gradient of old_h or of input, = d_gates @ the columns of weights
-// that it is multiplied by.
+// result, the gradient of old_h or of input, = d_preactivations @ the columns
+// of weights that it is multiplied by.
 template <typename scalar_t, typename gemm_t>
 void operand_gradient(
     const CellSizes& sizes,
-    const GateGradients<gemm_t>& d_gates,
+    Matrix<const gemm_t> d_preactivations,
     const scalar_t* columns_of_weights,
     int64_t columns,
     scalar_t* result) {
@@ -169,7 +189,7 @@ void operand_gradient(
       {.M = sizes.batch,
        .N = columns,
        .K = sizes.gate_units(),
-       .A = d_gates.rows(),
+       .A = d_preactivations,
        .B = {columns_of_weights, sizes.features()},
        .C = {result, columns},
        .accumulate = false})
@@ -180,7 +200,7 @@ void operand_gradient(
 // one float chain over a large batch has ten times the error of PyTorch's sum.
 template <typename out_t, typename gemm_t>
 struct BiasGradient {
-  Matrix<const gemm_t> d_gates;
+  Matrix<const gemm_t> d_preactivations;
   int64_t batch;
   out_t* d_bias;
   bool accumulate;
@@ -196,13 +216,14 @@ struct BiasGradient {
       for (int64_t first = 0; first < batch; first += rows) {
         opmath_t sums[units] = {};
         for (auto row = first; row < std::min(first + rows, batch); ++row) {
-          add(d_gates.row(row) + unit, sums, size);
+          add(d_preactivations.row(row) + unit, sums, size);
         }
         add(sums, totals, size);
       }
       for (int64_t i = 0; i < size; ++i) {
         auto& to = d_bias[unit + i];
-        store(opmath_t(accumulate ? load(to) + totals[i] : totals[i]), to);
+        from_opmath(
+            opmath_t(accumulate ? to_opmath(to) + totals[i] : totals[i]), to);
       }
     }
   }
@@ -214,7 +235,7 @@ struct BiasGradient {
       sum_t* __restrict__ sums,
       int64_t size) {
     for (int64_t i = 0; i < size; ++i) {
-      sums[i] += load(values[i]);
+      sums[i] += to_opmath(values[i]);
     }
   }
 };
@@ -222,7 +243,7 @@ struct BiasGradient {
 template <typename out_t, typename gemm_t>
 void bias_gradient(
     const CellSizes& sizes,
-    const GateGradients<gemm_t>& d_gates,
+    Matrix<const gemm_t> d_preactivations,
     out_t* d_bias,
     bool accumulate) {
   at::parallel_for(
@@ -230,9 +251,9 @@ void bias_gradient(
       sizes.gate_units(),
       grain_size(sizes.batch / kPackedPerNanosecond),
       [&](int64_t begin, int64_t end) {
-        vectorized(
+        run_with_best_isa(
             BiasGradient<out_t, gemm_t>{
-                d_gates.rows(), sizes.batch, d_bias, accumulate},
+                d_preactivations, sizes.batch, d_bias, accumulate},
             begin,
             end);
       });

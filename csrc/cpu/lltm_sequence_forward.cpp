@@ -1,8 +1,7 @@
 #include "cpu/lltm_forward.h"
-#include "cpu/lltm_sequence_states.h"
-#include "cpu/lltm_sequence_team.h"
+#include "cpu/lltm_sequence_old_h.h"
+#include "cpu/lltm_sequence_plan.h"
 #include "cpu/primitives/barrier.h"
-#include "cpu/primitives/dot.h"
 #include "cpu/primitives/panels.h"
 #include "cpu/primitives/scratch.h"
 #include "ops/checks.h"
@@ -14,8 +13,12 @@
 #include <ATen/OpMathType.h>
 #include <torch/library.h>
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
+#include <cstdlib>
 #include <limits>
 #include <type_traits>
 #include <vector>
@@ -29,13 +32,41 @@ namespace {
 // With fewer steps, packing the weights saves time only at few sizes, and the
 // steps are a loop over the cell.
 constexpr size_t kStepsWorthPacking = 8;
-// With one or two rows of the batch, and weights of which L2 keeps a third at
-// most, packing saves time only from many more steps on: weights that lie as
-// they are come from L3 almost as fast. Without packing, 8x2x2048x2048 takes a
-// third of the time on Zen 5, and 64x1x1024x1024 3 % less.
-constexpr size_t kMostStepsUnpacked = 64;
+// With fewer rows of the batch, the products with the input are made for many
+// steps at once, so each step reads only the weights for h.
+constexpr int64_t kRowsWorthInputInSteps = 32;
+// Rows of a step that a panel is multiplied with at a time. Their operands and
+// products fit in the caches, in which pairs take half the room.
+template <typename gemm_t>
+constexpr int64_t kRowsOfABlock = 64 * kPair<gemm_t>;
 
-// On raw pointers to contiguous memory; batch is that of h0.
+// Lets glibc keep so much free memory, up to 62 MiB, for the next call. glibc
+// gives the free end of its heap back to the system if it is larger than a
+// threshold, and then the next call faults its pages in anew: 40x24x100x300
+// takes 1.4 times as long. The threshold becomes twice the size of a block that
+// was mapped and is freed, so one is, which nobody has touched.
+void keep_memory(int64_t bytes) {
+  static std::atomic<int64_t> kept = 0;
+  constexpr int64_t most = 31 << 20;
+  if (bytes > kept && kept < most) {
+    kept = bytes;
+    void* volatile block = std::malloc(std::min(bytes, most));
+    std::free(block);
+  }
+}
+
+// The L2 cache of a core has so many bytes, or 1 MiB if the system does not
+// say.
+int64_t l2_bytes() {
+#if defined(_SC_LEVEL2_CACHE_SIZE)
+  static const int64_t bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
+  return bytes > 0 ? bytes : 1 << 20;
+#else
+  return 1 << 20;
+#endif
+}
+
+// To contiguous memory; batch is that of h0.
 template <typename scalar_t>
 struct SequenceForwardPointers {
   using opmath_t = at::opmath_type<scalar_t>;
@@ -52,33 +83,102 @@ struct SequenceForwardPointers {
   // [batch, state_size]: at first c0, and each step leaves its cell states.
   // They are not rounded: the cell forgets nothing, so rounding at each step
   // would lose what is added to a state that has grown.
-  opmath_t* states;
+  opmath_t* cell_states;
   scalar_t* output;
   scalar_t* cells;
   scalar_t* gates; // null: not wanted
 
-  // Returns what the gates of a step's rows need, of which some units are
-  // computed. In rows that the step resets, these units' states become zero.
-  CellPointers<scalar_t> begin_step(
-      int64_t i,
-      const Part& rows,
-      const Part& units,
-      const opmath_t* bias) const {
+  // What the gates of a step's rows need, from a row on.
+  CellPointers<scalar_t>
+  of_step(int64_t i, int64_t first_row, const opmath_t* bias) const {
     const auto size = sizes.state_size;
-    resets.template zero<opmath_t>(steps[i], rows, units, {states, size});
-    auto* state = states + rows.begin * size;
-    const auto at = (steps[i].first_row + rows.begin) * size;
+    auto* const cell = cell_states + first_row * size;
+    const auto at = (steps[i].first_row + first_row) * size;
     return {
         .state_size = size,
         .math = math,
         .bias = bias,
-        .old_cell = state,
-        .next_cell = state,
+        .old_cell = cell,
+        .next_cell = cell,
         .new_h = output + at,
         .new_cell = cells + at,
         .gates = gates == nullptr ? nullptr : gates + kGates * at};
   }
+
+  // In rows that a step resets, some units' cell states become zero.
+  void reset(int64_t i, const Share& rows, const Share& units) const {
+    resets.template zero<opmath_t>(
+        steps[i], rows, units, {cell_states, sizes.state_size});
+  }
 };
+
+// With weights as they lie.
+template <typename scalar_t>
+void loop_over_the_cell(const SequenceForwardPointers<scalar_t>& p) {
+  const InOpmath<scalar_t> bias(p.bias, p.sizes.gate_units());
+  Scratch<scalar_t> scratch(p.sizes.batch * p.sizes.state_size);
+  const Share units(p.sizes.state_size, 0, 1);
+  for (size_t i = 0; i < p.steps.size(); ++i) {
+    const auto first_row = p.steps[i].first_row;
+    const Share rows(p.steps[i].rows, 0, 1);
+    p.reset(i, rows, units);
+    cell_forward<scalar_t>(
+        {.sizes = {rows.size(), p.sizes.input_features, p.sizes.state_size},
+         .input = p.input + first_row * p.sizes.input_features,
+         .weights = p.weights,
+         .old_h = old_h<scalar_t>(p, i, rows, scratch.data()),
+         .cell = p.of_step(i, 0, bias.data())});
+  }
+}
+
+struct SequenceForwardPlan {
+  SequencePlan slots;
+  int64_t panel_width; // kGates times the units
+  bool multiplies_input_first;
+  int64_t rows_of_a_chunk;
+  int64_t rows_per_slot;
+};
+
+// One vector of each gate, so the tile takes three. Pairs are multiplied faster
+// with 32 units than with 16. They take 16 if padding to 32 would add an eighth
+// or more.
+template <typename gemm_t>
+int64_t units_per_panel(int64_t state_size) {
+  if (kPair<gemm_t> == 1) {
+    return lanes_of_a_register<gemm_t>();
+  }
+  const auto padding = round_up(state_size, 32) - round_up(state_size, 16);
+  return 8 * padding > state_size ? 16 : 32;
+}
+
+template <typename gemm_t>
+SequenceForwardPlan plan_of(
+    const CellSizes& sizes,
+    int64_t steps,
+    bool has_batch_sizes,
+    int64_t threads) {
+  const auto slots = plan_of(
+      sizes,
+      steps,
+      has_batch_sizes,
+      units_per_panel<gemm_t>(sizes.state_size),
+      2 * kGates * sizes.features(),
+      threads);
+  const auto panel_width = kGates * slots.units_per_panel;
+  // Where threads divide rows, each step multiplies its own.
+  const bool multiplies_input_first = sizes.input_features > 0 &&
+      slots.row_groups == 1 && sizes.batch < kRowsWorthInputInSteps;
+  const auto bytes_of_a_row =
+      slots.panels * panel_width * int64_t(sizeof(at::opmath_type<gemm_t>));
+  return {
+      .slots = slots,
+      .panel_width = panel_width,
+      .multiplies_input_first = multiplies_input_first,
+      .rows_of_a_chunk = multiplies_input_first
+          ? l2_bytes() / bytes_of_a_row
+          : std::numeric_limits<int64_t>::max(),
+      .rows_per_slot = at::divup(sizes.batch, slots.row_groups)};
+}
 
 // products = [old_h, input] @ weights.T, by panels of the weights of some
 // hidden units, [features, kGates, units]. The products of a panel become gates
@@ -88,47 +188,52 @@ class SequenceForward {
  public:
   using opmath_t = at::opmath_type<scalar_t>;
 
-  SequenceForward(const SequenceForwardPointers<scalar_t>& pointers, bool packs)
-      : a_(pointers),
-        packs_(packs),
-        team_(a_, units_, 2 * kGates * a_.sizes.features()),
-        chunks_(sequence_chunks(a_.steps, max_chunk_rows())),
-        bias_(a_.bias, a_.sizes.gate_units()),
-        weights_(packs_ ? a_.sizes.features() : 0, panels_ * width_, width_),
+  explicit SequenceForward(const SequenceForwardPointers<scalar_t>& pointers)
+      : p_(pointers),
+        plan_(
+            plan_of<gemm_t>(
+                p_.sizes,
+                p_.steps.size(),
+                p_.has_batch_sizes,
+                available_threads())),
+        chunks_(sequence_chunks(p_.steps, plan_.rows_of_a_chunk)),
+        rows_of_input_(
+            plan_.multiplies_input_first ? most_rows(chunks_)
+                                         : plan_.rows_per_slot),
+        bias_(p_.bias, p_.sizes.gate_units()),
+        weights_(
+            p_.sizes.features(),
+            plan_.slots.panels * plan_.panel_width,
+            plan_.panel_width),
         products_(
-            multiplies_input_first_
-                ? most_rows(chunks_) * panels_ * width_
-                : team_.slots() * kMaxRowsOfABlock * width_),
+            plan_.panel_width *
+            (plan_.multiplies_input_first
+                 ? plan_.slots.panels * most_rows(chunks_)
+                 : plan_.slots.slots() * kRowsOfABlock<gemm_t>)),
         old_h_(
-            copies_old_h()
-                ? team_.slots() * rows_per_slot() * a_.sizes.state_size
-                : 0),
-        input_(kConverts ? team_.slots() * input_per_slot() : 0) {}
+            copies_old_h() ? plan_.slots.slots() * plan_.rows_per_slot *
+                    p_.sizes.state_size
+                           : 0),
+        input_(
+            kConverts
+                ? plan_.slots.slots() * rows_of_input_ * p_.sizes.input_features
+                : 0) {}
 
-  void run() const {
+  void run() {
     run_together(
-        team_.slots(), [&](int64_t begin, int64_t end, Barrier& barrier) {
-          const typename Product<gemm_t>::Guard guard;
+        plan_.slots.slots(), [&](int64_t begin, int64_t end, Barrier& barrier) {
+          const ProductGuard<gemm_t> guard;
           run(begin, end, barrier);
         });
   }
 
  private:
   static constexpr bool kConverts = !std::is_same_v<scalar_t, gemm_t>;
-  // Rows of a step that a panel is multiplied with at a time. Their operands
-  // and products fit in the caches, in which pairs take half the room.
-  static constexpr int64_t kMaxRowsOfABlock = 64 * kPair<gemm_t>;
-  // With fewer rows of the batch, the products with the input are made for many
-  // steps at once, so each step reads only the weights for h. AMX also takes
-  // time to change the shape of a product: 77x12x96x192 in bfloat16 takes 9 %
-  // less time on the Xeon.
-  static constexpr int64_t kMinRowsToMultiplyInputInSteps =
-      kPair<gemm_t> == 2 ? 32 : 8;
 
-  void run(int64_t begin, int64_t end, Barrier& barrier) const {
+  void run(int64_t begin, int64_t end, Barrier& barrier) {
     for (int64_t slot = begin; slot < end; ++slot) {
-      const Part panels(panels_, slot, team_.slots());
-      for (auto panel = panels.begin; packs_ && panel < panels.end; ++panel) {
+      const Share panels(plan_.slots.panels, slot, plan_.slots.slots());
+      for (auto panel = panels.begin; panel < panels.end; ++panel) {
         pack(panel);
       }
     }
@@ -136,45 +241,38 @@ class SequenceForward {
       return;
     }
     for (const auto& chunk : chunks_) {
-      for (int64_t slot = begin; multiplies_input_first_ && slot < end;
+      for (int64_t slot = begin; plan_.multiplies_input_first && slot < end;
            ++slot) {
         multiply_input(slot, chunk);
       }
-      for (auto step = chunk.begin; step < chunk.end; ++step) {
+      for (auto i = chunk.begin; i < chunk.end; ++i) {
         for (int64_t slot = begin; slot < end; ++slot) {
-          one_step(slot, chunk, step);
+          one_step(slot, chunk, i);
         }
-        if (team_.needs_barrier() && !barrier.wait(end - begin)) {
+        if (plan_.slots.needs_barrier() && !barrier.wait(end - begin)) {
           return;
         }
       }
     }
   }
 
-  void pack(int64_t panel) const {
+  void pack(int64_t panel) {
+    const auto units = plan_.slots.units_per_panel;
+    const auto features = p_.sizes.features();
     for (int64_t gate = 0; gate < kGates; ++gate) {
+      const auto row = gate * p_.sizes.state_size + panel * units;
       weights_.template pack_transposed<scalar_t>(
           panel,
-          gate * units_,
+          gate * units,
           0,
-          weights_of(panel, gate),
-          units_of(panel),
-          units_,
-          0,
-          a_.sizes.features());
+          {p_.weights + row * features, features},
+          plan_.slots.units_in(panel),
+          units,
+          features);
     }
   }
 
-  Matrix<const scalar_t> weights_of(int64_t panel, int64_t gate) const {
-    const auto row = gate * a_.sizes.state_size + panel * units_;
-    return {a_.weights + row * a_.sizes.features(), a_.sizes.features()};
-  }
-
-  int64_t units_of(int64_t panel) const {
-    return std::min(units_, a_.sizes.state_size - panel * units_);
-  }
-
-  // C [rows, width_] of a panel: = or += A @ the weights of K features.
+  // C [rows, panel_width] = or += A @ a panel's weights of K features.
   void multiply_panel(
       int64_t rows,
       int64_t panel,
@@ -183,40 +281,26 @@ class SequenceForward {
       const gemm_t* A,
       opmath_t* C,
       bool accumulate) const {
-    if constexpr (std::is_same_v<scalar_t, opmath_t>) {
-      for (int64_t gate = 0; !packs_ && gate < kGates; ++gate) {
-        dot<gemm_t>(
-            {.M = rows,
-             .N = units_of(panel),
-             .K = K,
-             .A = {A, K},
-             .B = weights_of(panel, gate).part(0, first_feature),
-             .C = {C + gate * units_, width_},
-             .accumulate = accumulate});
-      }
-    }
-    if (packs_) {
-      multiply<gemm_t>(
-          {.M = rows,
-           .N = width_,
-           .K = K,
-           .A = {A, K},
-           .B = weights_.panel(panel, first_feature),
-           .C = {C, width_},
-           .accumulate = accumulate});
-    }
+    multiply<gemm_t>(
+        {.M = rows,
+         .N = plan_.panel_width,
+         .K = K,
+         .A = {A, K},
+         .B = weights_.panel(panel, first_feature),
+         .C = {C, plan_.panel_width},
+         .accumulate = accumulate,
+         .several_chains = rows <= 2});
   }
 
-  // All steps of a chunk, before the first of them runs. Where threads divide
-  // rows, each step multiplies its own.
-  void multiply_input(int64_t slot, const SequenceChunk& chunk) const {
+  // All steps of a chunk, before the first of them runs.
+  void multiply_input(int64_t slot, const SequenceChunk& chunk) {
     const auto* A = input_of(slot, chunk.first_row, chunk.rows);
-    team_.for_each_panel(slot, 0, [&](int64_t panel) {
+    plan_.slots.for_each_panel(slot, 0, [&](int64_t panel) {
       multiply_panel(
           chunk.rows,
           panel,
-          a_.sizes.state_size,
-          a_.sizes.input_features,
+          p_.sizes.state_size,
+          p_.sizes.input_features,
           A,
           kept_products(chunk, panel, chunk.first_row),
           false);
@@ -225,31 +309,32 @@ class SequenceForward {
 
   // The products with the input that are kept for a chunk, from a row on.
   opmath_t*
-  kept_products(const SequenceChunk& chunk, int64_t panel, int64_t row) const {
+  kept_products(const SequenceChunk& chunk, int64_t panel, int64_t row) {
     return products_.data() +
-        (panel * chunk.rows + row - chunk.first_row) * width_;
+        (panel * chunk.rows + row - chunk.first_row) * plan_.panel_width;
   }
 
-  void one_step(int64_t slot, const SequenceChunk& chunk, int64_t i) const {
-    const auto rows = team_.rows(slot, a_.steps[i].rows);
-    const auto first_row = a_.steps[i].first_row + rows.begin;
+  void one_step(int64_t slot, const SequenceChunk& chunk, int64_t i) {
+    const auto rows = plan_.slots.rows_of(slot, p_.steps[i].rows);
+    const auto first_row = p_.steps[i].first_row + rows.begin;
     const auto* old_h = lltm::old_h<gemm_t>(
-        a_,
+        p_,
         i,
         rows,
-        old_h_.data() + slot * rows_per_slot() * a_.sizes.state_size);
-    const auto* input = multiplies_input_first_
+        old_h_.data() + slot * plan_.rows_per_slot * p_.sizes.state_size);
+    const auto* input = plan_.multiplies_input_first
         ? nullptr
         : input_of(slot, first_row, rows.size());
-    const auto pointers =
-        a_.begin_step(i, rows, team_.units(slot), bias_.data());
-    const auto blocks = at::divup(rows.size(), kMaxRowsOfABlock);
+    p_.reset(i, rows, plan_.slots.units_of(slot));
+    const auto pointers = p_.of_step(i, rows.begin, bias_.data());
+    const auto blocks = at::divup(rows.size(), kRowsOfABlock<gemm_t>);
     for (int64_t block = 0; block < blocks; ++block) {
-      const Part rows_of_block(rows.size(), block, blocks);
-      team_.for_each_panel(slot, i + block, [&](int64_t panel) {
-        auto* products = multiplies_input_first_
+      const Share rows_of_block(rows.size(), block, blocks);
+      plan_.slots.for_each_panel(slot, i + block, [&](int64_t panel) {
+        auto* products = plan_.multiplies_input_first
             ? kept_products(chunk, panel, first_row + rows_of_block.begin)
-            : products_.data() + slot * kMaxRowsOfABlock * width_;
+            : products_.data() +
+                slot * kRowsOfABlock<gemm_t> * plan_.panel_width;
         one_panel(panel, rows_of_block, old_h, input, pointers, products);
       });
     }
@@ -257,39 +342,39 @@ class SequenceForward {
 
   void one_panel(
       int64_t panel,
-      const Part& rows,
+      const Share& rows,
       const gemm_t* old_h,
       const gemm_t* input, // null: products has the products with the input
       const CellPointers<scalar_t>& pointers,
       opmath_t* products) const {
-    const auto size = a_.sizes.state_size;
-    const auto features = a_.sizes.input_features;
+    const auto size = p_.sizes.state_size;
+    const auto features = p_.sizes.input_features;
     if (input != nullptr && features > 0) {
       const auto* A = input + rows.begin * features;
       multiply_panel(rows.size(), panel, size, features, A, products, false);
     }
     const auto* A = old_h + rows.begin * size;
     multiply_panel(rows.size(), panel, 0, size, A, products, features > 0);
-    const auto unit = panel * units_;
-    vectorized(
+    const auto unit = panel * plan_.slots.units_per_panel;
+    run_with_best_isa(
         Gates<scalar_t>{
             .pointers = pointers,
             .products = products,
-            .ld = units_,
+            .ld = plan_.slots.units_per_panel,
             .first_row = rows.begin,
             .first_unit = unit,
-            .end_unit = std::min(unit + units_, size)},
+            .end_unit = unit + plan_.slots.units_in(panel)},
         0,
         rows.size());
   }
 
   // Rows of input, which are converted where the types differ.
-  const gemm_t* input_of(int64_t slot, int64_t row, int64_t rows) const {
-    const auto size = a_.sizes.input_features;
-    const auto* from = a_.input + row * size;
+  const gemm_t* input_of(int64_t slot, int64_t row, int64_t rows) {
+    const auto size = p_.sizes.input_features;
+    const auto* from = p_.input + row * size;
     if constexpr (kConverts) {
-      auto* to = input_.data() + slot * input_per_slot();
-      vectorized(
+      auto* to = input_.data() + slot * rows_of_input_ * size;
+      run_with_best_isa(
           ConvertRows<scalar_t, gemm_t>{{from, size}, size, {to, size}},
           0,
           rows);
@@ -302,85 +387,27 @@ class SequenceForward {
   // old_h() copies rows if types differ, not all are carried, or some are
   // reset.
   bool copies_old_h() const {
-    return kConverts || a_.has_batch_sizes || a_.resets.data != nullptr;
+    return kConverts || p_.has_batch_sizes || p_.resets.data != nullptr;
   }
 
-  int64_t rows_per_slot() const {
-    return at::divup(a_.sizes.batch, team_.row_groups());
-  }
-
-  int64_t input_per_slot() const {
-    const auto rows =
-        multiplies_input_first_ ? most_rows(chunks_) : rows_per_slot();
-    return rows * a_.sizes.input_features;
-  }
-
-  // One vector of each gate, so the tile takes three. Pairs are multiplied
-  // faster with 32 units: in 4 to 19 % less time than with 16, on the Xeon.
-  // They take 16 if padding to 32 would add an eighth or more. Weights that are
-  // read as they lie take as many.
-  int64_t units_per_panel() const {
-    if (packs_ && kPair<gemm_t> == 1) {
-      return lanes_of_a_register<gemm_t>();
-    }
-    const auto size = a_.sizes.state_size;
-    return 8 * (round_up(size, 32) - round_up(size, 16)) > size ? 16 : 32;
-  }
-
-  // The products that are kept fit in half of an L2 cache.
-  int64_t max_chunk_rows() const {
-    return multiplies_input_first_
-        ? l2_bytes() / 2 / (panels_ * width_ * int64_t(sizeof(opmath_t)))
-        : std::numeric_limits<int64_t>::max();
-  }
-
-  const SequenceForwardPointers<scalar_t>& a_;
-  const bool packs_;
-  const int64_t units_ = units_per_panel();
-  const int64_t width_ = kGates * units_;
-  const int64_t panels_ = at::divup(a_.sizes.state_size, units_);
-  const Team<gemm_t> team_;
-  const bool multiplies_input_first_ = a_.sizes.input_features > 0 &&
-      team_.row_groups() == 1 &&
-      a_.sizes.batch < kMinRowsToMultiplyInputInSteps;
+  const SequenceForwardPointers<scalar_t>& p_;
+  const SequenceForwardPlan plan_;
   const std::vector<SequenceChunk> chunks_;
+  const int64_t rows_of_input_; // of a slot, converted at a time
   const InOpmath<scalar_t> bias_;
-  const Panels<gemm_t> weights_;
-  const Scratch<opmath_t> products_;
-  const Scratch<gemm_t> old_h_;
-  const Scratch<gemm_t> input_;
+  Panels<gemm_t> weights_;
+  Scratch<opmath_t> products_;
+  Scratch<gemm_t> old_h_;
+  Scratch<gemm_t> input_;
 };
 
-// With weights as they lie, as a loop over the cell.
 template <typename scalar_t>
-void forward_step_by_step(const SequenceForwardPointers<scalar_t>& a) {
-  const InOpmath<scalar_t> bias(a.bias, a.sizes.gate_units());
-  const Scratch<scalar_t> scratch(a.sizes.batch * a.sizes.state_size);
-  const Part units(a.sizes.state_size, 0, 1);
-  for (size_t i = 0; i < a.steps.size(); ++i) {
-    const auto first_row = a.steps[i].first_row;
-    const Part rows(a.steps[i].rows, 0, 1);
-    forward_step<scalar_t>(
-        {.sizes = {rows.size(), a.sizes.input_features, a.sizes.state_size},
-         .input = a.input + first_row * a.sizes.input_features,
-         .weights = a.weights,
-         .old_h = old_h<scalar_t>(a, i, rows, scratch.data()),
-         .pointers = a.begin_step(i, rows, units, bias.data())});
+void run_sequence(const SequenceForwardPointers<scalar_t>& p) {
+  if (p.steps.size() < kStepsWorthPacking) {
+    return loop_over_the_cell(p);
   }
-}
-
-template <typename scalar_t>
-void sequence_forward_steps(const SequenceForwardPointers<scalar_t>& a) {
-  if (a.steps.size() < kStepsWorthPacking) {
-    return forward_step_by_step(a);
-  }
-  using opmath_t = at::opmath_type<scalar_t>;
-  const auto weight_bytes =
-      a.sizes.gate_units() * a.sizes.state_size * int64_t(sizeof(opmath_t));
-  const bool packs = !std::is_same_v<scalar_t, opmath_t> || a.sizes.batch > 2 ||
-      a.steps.size() > kMostStepsUnpacked || weight_bytes <= 3 * l2_bytes();
-  with_gemm_type<scalar_t>(a.sizes.has_whole_pairs(), [&](auto gemm) {
-    SequenceForward<scalar_t, decltype(gemm)>(a, packs).run();
+  with_gemm_type<scalar_t>(p.sizes.has_whole_pairs(), [&](auto gemm) {
+    SequenceForward<scalar_t, decltype(gemm)>(p).run();
   });
 }
 
@@ -414,9 +441,10 @@ ForwardWithGatesResult sequence_forward_kernel_impl(
       "lltm_sequence_forward_cpu",
       [&] {
         using opmath_t = at::opmath_type<scalar_t>;
-        const Scratch<opmath_t> states(c0->numel());
-        convert(c0->const_data_ptr<scalar_t>(), states.data(), c0->numel());
-        sequence_forward_steps<scalar_t>({
+        Scratch<opmath_t> cell_states(c0->numel());
+        convert(
+            c0->const_data_ptr<scalar_t>(), cell_states.data(), c0->numel());
+        run_sequence<scalar_t>({
             .sizes = {a.h0.size(0), a.input.size(-1), state_size},
             .math = CellMath<opmath_t>(a),
             .steps = steps,
@@ -426,7 +454,7 @@ ForwardWithGatesResult sequence_forward_kernel_impl(
             .bias = bias->const_data_ptr<scalar_t>(),
             .h0 = h0->const_data_ptr<scalar_t>(),
             .resets = bytes_of(resets),
-            .states = states.data(),
+            .cell_states = cell_states.data(),
             .output = output.mutable_data_ptr<scalar_t>(),
             .cells = cells.mutable_data_ptr<scalar_t>(),
             .gates = write_gates ? gates.mutable_data_ptr<scalar_t>() : nullptr,

@@ -62,17 +62,15 @@ def test_a_second_run_installs_and_builds_nothing(project):
 @pytest.mark.parametrize(
     ("fails", "variables", "sentence"),
     [
-        ("version_info", {}, r"Python 3.10 or later is missing (./python3 is none): install it"),
-        ("ensurepip", {}, "Python's venv is missing: install python3-venv"),
-        ("Python.h", {}, "Python.h, which torch.compile needs, is missing: install python3-dev"),
-        ("no", {"CXX": "gone"}, "A compiler for C++20 is missing (gone is none): install g++ 11"),
+        ("version_info", [], r"Python 3.10 or later is missing (./python3 is none): install it"),
+        ("ensurepip", [], "Python's venv is missing: install python3-venv"),
+        ("Python.h", [], "Python.h, which torch.compile needs, is missing: install python3-dev"),
+        ("no", ["CXX=gone"], "A compiler for C++20 is missing (gone is none): install g++ 11"),
     ],
 )
-def test_what_a_machine_lacks_is_one_sentence(project, monkeypatch, fails, variables, sentence):
+def test_what_a_machine_lacks_is_one_sentence(project, fails, variables, sentence):
     (project / "fails").write_text(fails)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    status, said, calls = make(project, "test")
+    status, said, calls = make(project, "test", *variables)
     assert (status, calls) == (2, [])
     assert said.startswith(sentence)
     assert said.count("\n") == 2  # its own, and make's
@@ -118,36 +116,21 @@ def test_another_torch_makes_the_environment_anew(project):
     assert make(project, "test")[2] == [TESTS]
 
 
-@pytest.mark.parametrize("change", ["a source", "a variable"])
-def test_a_change_is_built_and_nothing_is_fetched(project, monkeypatch, change):
+def test_a_change_is_built_and_nothing_is_fetched(project):
     make(project, "test")
-    if change == "a variable":
-        monkeypatch.setenv("DEBUG", "1")
-    else:
-        later = (project / ".venv" / ".built").stat().st_mtime + 1
-        os.utime(project / "csrc" / "a.cpp", (later, later))
-    assert make(project, "test")[2] == [BUILD, PACKAGES, TESTS]
+    assert make(project, "test", "DEBUG=1")[2] == [BUILD, PACKAGES, TESTS]
+    later = (project / ".venv" / ".built").stat().st_mtime + 1
+    os.utime(project / "csrc" / "a.cpp", (later, later))
+    assert make(project, "test", "DEBUG=1")[2] == [BUILD, PACKAGES, TESTS]
 
 
-@pytest.mark.parametrize(
-    ("variables", "programs", "for_cpu"),
-    [
-        ({}, [], True),
-        ({"FORCE_CUDA": "1"}, [], False),
-        ({"CUDA_HOME": "/usr/local/cuda"}, [], False),
-        ({}, ["nvidia-smi"], False),
-    ],
-)
-def test_torch_is_for_the_cpu_unless_something_asks_for_cuda(
-    project, monkeypatch, variables, programs, for_cpu
-):
-    if for_cpu and shutil.which("nvidia-smi"):
+@pytest.mark.parametrize("asks", ["nothing", "FORCE_CUDA=1", "CUDA_HOME=/cuda", "nvidia-smi"])
+def test_torch_is_for_the_cpu_unless_something_asks_for_cuda(project, monkeypatch, asks):
+    if asks == "nothing" and shutil.which("nvidia-smi"):
         pytest.skip("this machine asks for CUDA")
     (project / "fails").unlink()
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    for name in programs:
-        (project / name).symlink_to("python3")
-        monkeypatch.setenv("PATH", f"{project}{os.pathsep}{os.environ['PATH']}")
-    index = " --extra-index-url https://download.pytorch.org/whl/cpu" if for_cpu else ""
-    assert TORCH + index in make(project, "test")[2]
+    if asks == "nvidia-smi":
+        (project / asks).symlink_to("python3")
+    monkeypatch.setenv("PATH", f"{project}{os.pathsep}{os.environ['PATH']}")
+    cpu = " --extra-index-url https://download.pytorch.org/whl/cpu" if asks == "nothing" else ""
+    assert TORCH + cpu in make(project, "test", *([asks] if "=" in asks else []))[2]

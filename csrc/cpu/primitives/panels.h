@@ -44,15 +44,6 @@ C10_ALWAYS_INLINE void transpose_words(Matrix<const T> from, Matrix<T> to) {
   }
 }
 
-// The distance between rows of so many elements: an odd number of cache lines,
-// because rows that lie a multiple of many lines apart fall on the same sets of
-// a cache. Pairs of rows lie twice as far apart.
-template <typename T>
-int64_t leading_dimension(int64_t size) {
-  constexpr int64_t line = 64 / sizeof(T);
-  return (at::divup(size, line) | 1) * line;
-}
-
 // to [columns, rows] = from [rows, columns].T. What lies beyond the rows, up to
 // padded, becomes zero. begin and end count columns.
 template <typename from_t, typename to_t>
@@ -129,42 +120,6 @@ struct Transpose {
   }
 };
 
-// to [rows / 2, columns, 2] = from [rows, columns], with zeros beyond the rows.
-// begin and end count pairs. Copied by the bits, because loops that copy the
-// struct do not vectorise.
-struct PairRows {
-  Matrix<const c10::BFloat16> from;
-  int64_t rows;
-  int64_t columns;
-  Matrix<c10::BFloat16> to;
-
-  template <int64_t kBytes>
-  C10_ALWAYS_INLINE void run(int64_t begin, int64_t end) const {
-    for (int64_t pair = begin; pair < end; ++pair) {
-      const auto row = 2 * pair;
-      if (row + 1 < rows) {
-        one_pair<true>(from.row(row), from.row(row + 1), to.row(row));
-      } else if (row < rows) {
-        one_pair<false>(from.row(row), nullptr, to.row(row));
-      } else {
-        std::fill_n(to.row(row), 2 * columns, c10::BFloat16(0));
-      }
-    }
-  }
-
- private:
-  template <bool kHasSecond>
-  C10_ALWAYS_INLINE void one_pair(
-      const c10::BFloat16* __restrict__ first,
-      const c10::BFloat16* __restrict__ second,
-      c10::BFloat16* __restrict__ to_row) const {
-    for (int64_t i = 0; i < columns; ++i) {
-      to_row[2 * i].x = first[i].x;
-      to_row[2 * i + 1].x = kHasSecond ? second[i].x : 0;
-    }
-  }
-};
-
 // The right operand of a product, [terms, columns], in panels of width columns
 // that lie one after the other: each is [terms, width], in the type and the
 // pairs that multiply() takes.
@@ -172,11 +127,10 @@ template <typename T>
 class Panels {
  public:
   Panels(int64_t terms, int64_t columns, int64_t width)
-      : terms_(Product<T>::padded_terms(terms)),
+      : terms_(padded_terms<T>(terms)),
         columns_(columns),
         width_(width),
-        ld_(width < 128 ? width : leading_dimension<T>(width)),
-        memory_(count() * ld_ * terms_) {}
+        memory_(count() * width * terms_) {}
 
   int64_t count() const {
     return columns_ == 0 ? 0 : at::divup(columns_, width_);
@@ -190,61 +144,27 @@ class Panels {
     return width_;
   }
 
+  int64_t columns() const {
+    return columns_;
+  }
+
   // The columns of a panel that are not padding.
   int64_t columns(int64_t i) const {
     return std::min(width_, columns_ - i * width_);
   }
 
   // From a term on.
-  Matrix<T> panel(int64_t i, int64_t term = 0) const {
-    return Matrix<T>{memory_.data() + i * ld_ * terms_, ld_}.part(term, 0);
+  Matrix<const T> panel(int64_t i, int64_t term = 0) const {
+    return {memory_.data() + (i * terms_ + term) * width_, width_};
   }
 
-  // Copies terms [begin, end) of so many columns from a matrix with a row for
-  // each term. Pairs beyond the last row become zero. Some rows go to all
-  // panels before the next ones, because processors fetch memory in advance
-  // where it is read along rows.
-  template <typename from_t>
-  void pack(
-      Matrix<const from_t> from,
-      int64_t rows,
-      int64_t columns,
-      int64_t begin,
-      int64_t end) const {
-    for (auto term = begin; term < end; term += kTermsAtOnce) {
-      const auto last = std::min(term + kTermsAtOnce, end);
-      for (int64_t i = 0; i * width_ < columns; ++i) {
-        const auto of_panel = from.part(0, i * width_);
-        const auto size = std::min(width_, columns - i * width_);
-        if constexpr (kPair<T> == 2) {
-          vectorized(
-              PairRows{of_panel, rows, size, panel(i)}, term / 2, last / 2);
-        } else {
-          vectorized(
-              ConvertRows<from_t, T>{of_panel, size, panel(i)},
-              term,
-              std::min(last, rows));
-        }
-      }
-    }
+  Matrix<T> panel(int64_t i, int64_t term = 0) {
+    return {memory_.data() + (i * terms_ + term) * width_, width_};
   }
 
-  // The same for all terms and columns, on all threads.
-  template <typename from_t>
-  void pack_on_threads(Matrix<const from_t> from, int64_t rows) const {
-    at::parallel_for(
-        0,
-        at::divup(terms_, kTermsAtOnce),
-        grain_size(kTermsAtOnce * columns_ / kPackedPerNanosecond),
-        [&](int64_t begin, int64_t end) {
-          const auto last = std::min(end * kTermsAtOnce, terms_);
-          pack(from, rows, columns_, begin * kTermsAtOnce, last);
-        });
-  }
-
-  // Copies columns [begin, end) of a matrix with a row for each column of panel
-  // i. Column k becomes term first_term + k, and row j becomes column
-  // first_column + j. Those from columns to padded_columns become zero.
+  // Copies a matrix with a row for each column of panel i, and with so many
+  // terms. Its first row becomes first_column, its first column first_term.
+  // Columns of the panel from columns to padded_columns become zero.
   template <typename from_t>
   void pack_transposed(
       int64_t i,
@@ -253,30 +173,26 @@ class Panels {
       Matrix<const from_t> from,
       int64_t columns,
       int64_t padded_columns,
-      int64_t begin,
-      int64_t end) const {
+      int64_t terms) {
     using P = std::conditional_t<kPair<T> == 2, Pair<from_t>, from_t>;
     using Q = std::conditional_t<kPair<T> == 2, Pair<T>, T>;
     constexpr auto pair = kPair<T>;
     auto* to = panel(i, first_term).data + first_column * pair;
-    vectorized(
+    run_with_best_isa(
         Transpose<P, Q>{
             {reinterpret_cast<const P*>(from.data), from.ld / pair},
             columns,
             padded_columns,
-            {reinterpret_cast<Q*>(to), ld_}},
-        begin / pair,
-        end / pair);
+            {reinterpret_cast<Q*>(to), width_}},
+        0,
+        terms / pair);
   }
 
  private:
-  static constexpr int64_t kTermsAtOnce = 16; // even, for pairs
-
   const int64_t terms_;
   const int64_t columns_;
   const int64_t width_;
-  const int64_t ld_;
-  const Scratch<T> memory_;
+  Scratch<T> memory_;
 };
 
 } // namespace lltm

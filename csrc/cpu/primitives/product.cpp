@@ -8,74 +8,40 @@ namespace lltm {
 
 namespace {
 
-// Vectors of a tile of long rows. With AVX2, 6 leave no register for B.
-template <int64_t kBytes>
-constexpr int64_t kVectorsOfLongRows = kHasManyRegisters<kBytes> ? 6 : 3;
-
 template <typename T>
 struct Multiply {
-  const Product<T>& p;
+  const Operands<T>& p;
 
-  // begin and end count columns of B and C. If terms are few, a tile's rows
-  // get all their columns before the next rows, else a panel of columns all its
-  // rows.
+  // begin and end count columns of B and C. A few columns pass by all rows
+  // before the next ones.
   template <int64_t kBytes>
   C10_ALWAYS_INLINE void run(int64_t begin, int64_t end) const {
-    if (p.K <= kFewTerms) {
-      return long_rows<kBytes>(begin, end);
-    }
-    for (int64_t k = 0; k < p.K; k += p.kTermsOfAChain) {
-      const auto terms = std::min(p.kTermsOfAChain, p.K - k);
+    for (int64_t k = 0; k < p.K; k += kTermsOfAChain<T>) {
+      const auto terms = std::min(kTermsOfAChain<T>, p.K - k);
       auto column = begin;
       auto vectors = (end - begin) / Lanes<T, kBytes>::count;
-      // 4 are two panels of 2, because a panel of 1 is the slowest.
-      for (; vectors >= 3 && vectors != 4; vectors -= 3) {
-        column += panel<kBytes, 3, true>(k, terms, column);
+      for (; vectors >= 3; vectors -= 3) {
+        column += multiply_columns<kBytes, 3, true>(k, terms, column);
       }
-      for (; vectors >= 2; vectors -= 2) {
-        column += panel<kBytes, 2, true>(k, terms, column);
-      }
-      if (vectors == 1) {
-        column += panel<kBytes, 1, true>(k, terms, column);
+      if (vectors == 2) {
+        column += multiply_columns<kBytes, 2, true>(k, terms, column);
+      } else if (vectors == 1) {
+        column += multiply_columns<kBytes, 1, true>(k, terms, column);
       }
       if (column < end) {
-        panel<kBytes, 1, false>(k, terms, column, end - column);
+        multiply_columns<kBytes, 1, false>(k, terms, column, end - column);
       }
     }
   }
 
  private:
-  // Some rows of A by all columns.
-  template <int64_t kBytes>
-  C10_ALWAYS_INLINE void long_rows(int64_t begin, int64_t end) const {
-    constexpr auto lanes = Lanes<T, kBytes>::count;
-    constexpr auto most = kVectorsOfLongRows<kBytes>;
-    // The last vector may overlap the one before, unless an overlap would be
-    // added twice.
-    const bool overlaps = !p.accumulate && end - begin >= lanes;
-    const auto rows = [&]<int64_t kRows>(
-                          int64_t row) __attribute__((always_inline)) {
-      auto column = begin;
-      for (; column + most * lanes <= end; column += most * lanes) {
-        one<kBytes, kRows, most, true>(row, column, 0, p.K);
-      }
-      for (; column + 2 * lanes <= end; column += 2 * lanes) {
-        one<kBytes, kRows, 2, true>(row, column, 0, p.K);
-      }
-      for (; column + (overlaps ? 1 : lanes) <= end; column += lanes) {
-        one<kBytes, kRows, 1, true>(row, std::min(column, end - lanes), 0, p.K);
-      }
-      if (column < end) {
-        one<kBytes, kRows, 1, false>(row, column, 0, p.K, end - column);
-      }
-    };
-    in_tiles<kTileRows<kBytes, most>>(p.M, rows);
-  }
-
   // Some columns by all rows of A.
   template <int64_t kBytes, int64_t kVectors, bool kWhole>
-  C10_ALWAYS_INLINE int64_t
-  panel(int64_t k, int64_t terms, int64_t column, int64_t columns = 0) const {
+  C10_ALWAYS_INLINE int64_t multiply_columns(
+      int64_t k,
+      int64_t terms,
+      int64_t column,
+      int64_t columns = 0) const {
     const auto rows =
         [&]<int64_t kRows>(int64_t row) __attribute__((always_inline)) {
           one<kBytes, kRows, kVectors, kWhole>(row, column, k, terms, columns);
@@ -109,10 +75,10 @@ struct Multiply {
 } // namespace
 
 template <typename T>
-void multiply(const Product<T>& p) {
-  vectorized(Multiply<T>{p}, 0, p.N);
+void multiply(const Operands<T>& p) {
+  run_with_best_isa(Multiply<T>{p}, 0, p.N);
 }
-template void multiply(const Product<float>&);
-template void multiply(const Product<double>&);
+template void multiply(const Operands<float>&);
+template void multiply(const Operands<double>&);
 
 } // namespace lltm

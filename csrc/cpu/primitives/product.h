@@ -18,24 +18,47 @@ namespace lltm {
 template <typename T>
 constexpr int64_t kPair = std::is_same_v<T, c10::BFloat16> ? 2 : 1;
 
-// What product_bfloat16.cpp has for Product. Whether this CPU multiplies pairs
+// What product_bfloat16.cpp has for this. Whether this CPU multiplies pairs
 // natively, and oneDNN may use it; the terms that it multiplies fast; and the
 // release of AMX's tiles, which are a state of the thread.
 bool has_bfloat16_product();
 int64_t padded_terms_of_pairs(int64_t K);
 void release_amx_tiles();
 
-// With so few terms most of the time goes into writing C, so it is written in
-// long rows.
-constexpr int64_t kFewTerms = 32;
-
-// C [M, N] = A @ B, or C += A @ B, on the calling thread: in float and double
-// by tiles of our own, in bfloat16 by the microkernels that oneDNN generates
-// inside libtorch. B is a panel, or lies as it is; in bfloat16 it is packed. A
-// result does not depend on how the columns of a product are divided; nor on
-// how rows are, without several_chains.
+// Terms of one chain of additions, at most. In float, 512 keep the error below
+// twice that of PyTorch's products, and a vector of B stays in L1. The rounding
+// of bfloat16 is larger than the error of any chain, and long chains save time.
 template <typename T>
-struct Product {
+constexpr int64_t kTermsOfAChain = kPair<T> == 2 ? 2048 : 512;
+
+// K, with the zeros that a product needs. Forward needs none, because it
+// multiplies pairs only if all sizes are even.
+template <typename T>
+int64_t padded_terms(int64_t K) {
+  return kPair<T> == 2 ? padded_terms_of_pairs(K) : K;
+}
+
+// A product is fastest with a multiple of so many columns.
+template <typename T>
+int64_t column_multiple() {
+  return kPair<T> == 2 ? 16 : lanes_of_a_register<T>();
+}
+
+// The width of the panels that so many columns are packed in.
+template <typename T>
+int64_t panel_width(int64_t columns) {
+  if (kPair<T> == 2) {
+    return std::min<int64_t>(round_up(columns, 16), columns >= 512 ? 64 : 32);
+  }
+  // A tile takes up to three vectors at once, and is slowest with one.
+  const auto vectors = at::divup(columns, column_multiple<T>());
+  return std::min<int64_t>(vectors, vectors % 3 == 1 ? 2 : 3) *
+      column_multiple<T>();
+}
+
+// C [M, N] = A @ B, or C += A @ B.
+template <typename T>
+struct Operands {
   int64_t M;
   int64_t N;
   int64_t K;
@@ -45,53 +68,29 @@ struct Product {
   bool accumulate;
   // One row or two have too few sums to hide the latency of an addition, so
   // each sum has several chains. oneDNN decides for itself.
-  bool several_chains = M <= 2;
-
-  static constexpr bool kPairs = kPair<T> == 2;
-  // Terms of one chain of additions, at most. In float, 512 keep the error
-  // below twice that of PyTorch's products, and a vector of B stays in L1. The
-  // rounding of bfloat16 is larger than the error of any chain, and long chains
-  // save time: 17 % at 32x1024x1024 on the Xeon.
-  static constexpr int64_t kTermsOfAChain = kPairs ? 2048 : 512;
-
-  // K, with the zeros that a product needs. Forward needs none, because it
-  // multiplies pairs only if all sizes are even.
-  static int64_t padded_terms(int64_t K) {
-    return kPairs ? padded_terms_of_pairs(K) : K;
-  }
-
-  // A product is fastest with a multiple of so many columns.
-  static int64_t column_multiple() {
-    return kPairs ? 16 : lanes_of_a_register<T>();
-  }
-
-  // The width of the panels that so many columns are packed in.
-  static int64_t panel_width(int64_t columns) {
-    if (kPairs) {
-      return std::min<int64_t>(round_up(columns, 16), columns >= 512 ? 64 : 32);
-    }
-    // A tile takes up to three vectors at once, and is slowest with one.
-    const auto vectors = at::divup(columns, column_multiple());
-    return std::min<int64_t>(vectors, vectors % 3 == 1 ? 2 : 3) *
-        column_multiple();
-  }
-
-  // A thread has one while it multiplies, also if a product raises.
-  struct Guard {
-    ~Guard() {
-      if (kPairs) {
-        release_amx_tiles();
-      }
-    }
-  };
+  bool several_chains;
 };
 
-// The product comes by reference: a copy of a Matrix waits until both of its
-// members are stored, and 128x1x128x128 takes 7 % longer on the Xeon.
+// On the calling thread: in float and double by tiles of our own, in bfloat16
+// by the microkernels that oneDNN generates inside libtorch. B is a panel, or
+// lies as it is; in bfloat16 it is packed. A result does not depend on how the
+// columns of a product are divided; nor on how rows are, without
+// several_chains. The operands come by reference: a copy of a Matrix waits
+// until both of its members are stored.
 template <typename T>
-void multiply(const Product<T>& product);
+void multiply(const Operands<T>& operands);
 template <>
-void multiply(const Product<c10::BFloat16>& product);
+void multiply(const Operands<c10::BFloat16>& operands);
+
+// A thread has one while it multiplies, also if a product raises.
+template <typename T>
+struct ProductGuard {
+  ~ProductGuard() {
+    if (kPair<T> == 2) {
+      release_amx_tiles();
+    }
+  }
+};
 
 // Calls f(gemm_t()) for the type in which scalar_t is multiplied: as pairs, if
 // the sizes fit and this CPU does it, or in opmath_t.

@@ -13,7 +13,7 @@ namespace lltm {
 
 namespace {
 
-using PairProduct = Product<c10::BFloat16>;
+constexpr auto kTermsOfACall = kTermsOfAChain<c10::BFloat16>;
 
 // Terms that AMX multiplies at a time. On the Xeon products are fastest for
 // whole tiles of AMX. For some other sizes, like 388 and 556, they are six
@@ -33,7 +33,7 @@ int64_t terms_of_an_amx_tile() {
 constexpr int64_t kTermsWorthTwoProducts = 384;
 
 int64_t terms_of_a_call(int64_t left) {
-  const auto terms = std::min(left, PairProduct::kTermsOfAChain);
+  const auto terms = std::min(left, kTermsOfACall);
   const auto tile = terms_of_an_amx_tile();
   return terms >= kTermsWorthTwoProducts ? terms / tile * tile : terms;
 }
@@ -76,7 +76,7 @@ bool try_product() {
   std::array<c10::BFloat16, N * 2> zeros{};
   std::array<float, N> result{};
   try {
-    const PairProduct::Guard guard;
+    const ProductGuard<c10::BFloat16> guard;
     multiply<c10::BFloat16>(
         {.M = 1,
          .N = N,
@@ -84,7 +84,8 @@ bool try_product() {
          .A = {zeros.data(), 2},
          .B = {zeros.data(), N},
          .C = {result.data(), N},
-         .accumulate = false});
+         .accumulate = false,
+         .several_chains = false});
     return true;
   } catch (const std::exception&) {
     return false;
@@ -111,12 +112,11 @@ bool has_bfloat16_product() {
 // keeps it.
 int64_t padded_terms_of_pairs(int64_t K) {
   const auto tile = std::max<int64_t>(8, terms_of_an_amx_tile());
-  return K < 16 ? round_up(K, 2)
-                : round_up(K, K > PairProduct::kTermsOfAChain ? 32 : tile);
+  return K < 16 ? round_up(K, 2) : round_up(K, K > kTermsOfACall ? 32 : tile);
 }
 
 template <>
-void multiply(const PairProduct& p) {
+void multiply(const Operands<c10::BFloat16>& p) {
   for (int64_t k = 0, terms = 0; k < p.K; k += terms) {
     terms = terms_of_a_call(p.K - k);
     for (int64_t row = 0, rows = 0; row < p.M; row += rows) {

@@ -15,21 +15,114 @@
 
 namespace lltm {
 
-// B is packed if A has more rows, and B more than kFewTerms, so that what tiles
+// B is packed if A has more rows and more terms than these, so that what tiles
 // read lies together.
-constexpr int64_t kRowsWorthPacking = 24;
+constexpr int64_t kRowsWorthPacking = 64;
+constexpr int64_t kTermsWorthPacking = 32;
 
 // The rows or columns of a block, at most, and its terms. What is read of A
 // then takes up to 768 KiB in float, and stays in L2 while all columns pass.
 // Several blocks of rows have half as many.
-constexpr int64_t kMostRowsOfABlock = 384;
-constexpr int64_t kMostTermsOfABlock = 512;
+constexpr int64_t kRowsOfABlock = 384;
+constexpr int64_t kTermsOfABlock = 512;
 // Sums of so many terms are added up, and then added to one another. One chain
 // over a batch of 131,072 rows has three times the error of PyTorch's product.
 constexpr int64_t kTermsOfASum = 8192;
 
+// to [rows / 2, columns, 2] = from [rows, columns], with zeros beyond the rows.
+// begin and end count pairs. Copied by the bits, because loops that copy the
+// struct do not vectorise.
+struct PairRows {
+  Matrix<const c10::BFloat16> from;
+  int64_t rows;
+  int64_t columns;
+  Matrix<c10::BFloat16> to;
+
+  template <int64_t kBytes>
+  C10_ALWAYS_INLINE void run(int64_t begin, int64_t end) const {
+    for (int64_t pair = begin; pair < end; ++pair) {
+      const auto row = 2 * pair;
+      if (row + 1 < rows) {
+        one_pair<true>(from.row(row), from.row(row + 1), to.row(row));
+      } else if (row < rows) {
+        one_pair<false>(from.row(row), nullptr, to.row(row));
+      } else {
+        std::fill_n(to.row(row), 2 * columns, c10::BFloat16(0));
+      }
+    }
+  }
+
+ private:
+  template <bool kHasSecond>
+  C10_ALWAYS_INLINE void one_pair(
+      const c10::BFloat16* __restrict__ first,
+      const c10::BFloat16* __restrict__ second,
+      c10::BFloat16* __restrict__ to_row) const {
+    for (int64_t i = 0; i < columns; ++i) {
+      to_row[2 * i].x = first[i].x;
+      to_row[2 * i + 1].x = kHasSecond ? second[i].x : 0;
+    }
+  }
+};
+
+// Terms of a panel that are packed at a time: an even number, for pairs.
+constexpr int64_t kTermsPackedAtOnce = 16;
+
+// Copies terms [begin, end) of so many columns to panels, from a matrix with a
+// row for each term. Pairs beyond the last row become zero. Some rows go to all
+// panels before the next ones, because processors fetch memory in advance where
+// it is read along rows.
+template <typename from_t, typename T>
+void pack_rows(
+    Matrix<const from_t> from,
+    int64_t rows,
+    int64_t columns,
+    int64_t begin,
+    int64_t end,
+    Panels<T>& panels) {
+  for (auto term = begin; term < end; term += kTermsPackedAtOnce) {
+    const auto last = std::min(term + kTermsPackedAtOnce, end);
+    for (int64_t i = 0; i * panels.width() < columns; ++i) {
+      const auto of_panel = from.part(0, i * panels.width());
+      const auto size = std::min(panels.width(), columns - i * panels.width());
+      if constexpr (kPair<T> == 2) {
+        run_with_best_isa(
+            PairRows{of_panel, rows, size, panels.panel(i)},
+            term / 2,
+            last / 2);
+      } else {
+        run_with_best_isa(
+            ConvertRows<from_t, T>{of_panel, size, panels.panel(i)},
+            term,
+            std::min(last, rows));
+      }
+    }
+  }
+}
+
+// The same for all terms and columns, on all threads.
+template <typename from_t, typename T>
+void pack_rows_on_threads(
+    Matrix<const from_t> from,
+    int64_t rows,
+    Panels<T>& panels) {
+  at::parallel_for(
+      0,
+      at::divup(panels.terms(), kTermsPackedAtOnce),
+      grain_size(kTermsPackedAtOnce * panels.columns() / kPackedPerNanosecond),
+      [&](int64_t begin, int64_t end) {
+        pack_rows(
+            from,
+            rows,
+            panels.columns(),
+            begin * kTermsPackedAtOnce,
+            std::min(end * kTermsPackedAtOnce, panels.terms()),
+            panels);
+      });
+}
+
 // C [M, N] = A @ B, or C += A @ B, on all threads. A has
-// Product::padded_terms(K) columns. C is computed in opmath_t; if out_t is a
+// padded_terms(K) columns. C is computed in opmath_t; if out_t is a
 // half type, it is then overwritten, and accumulate must be false.
 template <typename scalar_t, typename gemm_t, typename out_t>
 class ProductOnThreads {
@@ -45,14 +138,29 @@ class ProductOnThreads {
   };
 
   explicit ProductOnThreads(const Operands& operands)
-      : p_(operands), packed_(packs_first_ ? terms_ : 0, p_.N, width_) {}
+      : p_(operands),
+        terms_(padded_terms<gemm_t>(p_.K)),
+        packs_(
+            kAlwaysPacks ||
+            (p_.M > kRowsWorthPacking && p_.K > kTermsWorthPacking)),
+        packs_first_(packs_ && p_.M > kRowsOfABlock),
+        rows_(
+            p_.M > kRowsOfABlock ? size_of_a_block(p_.M, kRowsOfABlock / 2)
+                                 : p_.M),
+        tile_(
+            kPair<gemm_t> == 2
+                ? 16
+                : panel_width<gemm_t>(std::max<int64_t>(1, p_.N))),
+        columns_(round_up(size_of_a_block(p_.N, kRowsOfABlock), tile_)),
+        width_(packs_ && kPair<gemm_t> == 1 ? tile_ : columns_),
+        packed_(packs_first_ ? terms_ : 0, p_.N, width_) {}
 
-  void run() const {
+  void run() {
     if (p_.N == 0) {
       return;
     }
     if (packs_first_) {
-      packed_.pack_on_threads(p_.B, p_.K);
+      pack_rows_on_threads<scalar_t, gemm_t>(p_.B, p_.K, packed_);
     }
     const auto column_blocks = at::divup(p_.N, columns_);
     at::parallel_for(
@@ -60,12 +168,11 @@ class ProductOnThreads {
         at::divup(p_.M, rows_) * column_blocks,
         grain_size(2 * terms_ * rows_ * columns_ / kFlopPerNanosecond),
         [&](int64_t begin, int64_t end) {
-          const typename Product<gemm_t>::Guard guard;
-          const Scratch<opmath_t> sums(
+          const ProductGuard<gemm_t> guard;
+          Scratch<opmath_t> sums(
               kInPlace && terms_ <= kTermsOfASum ? 0 : rows_ * columns_);
-          const Panels<gemm_t> packed_block(
-              packs_ && !packs_first_ ? std::min(terms_, kMostTermsOfABlock)
-                                      : 0,
+          Panels<gemm_t> packed_block(
+              packs_ && !packs_first_ ? std::min(terms_, kTermsOfABlock) : 0,
               columns_,
               width_);
           for (auto task = begin; task < end; ++task) {
@@ -87,7 +194,7 @@ class ProductOnThreads {
   void one_block(
       int64_t row,
       int64_t column,
-      const Panels<gemm_t>& packed_block,
+      Panels<gemm_t>& packed_block,
       Matrix<opmath_t> sums) const {
     const auto rows = std::min(rows_, p_.M - row);
     const auto columns = std::min(columns_, p_.N - column);
@@ -95,10 +202,11 @@ class ProductOnThreads {
     const auto multiply = [&](int64_t begin, Matrix<opmath_t> to, bool adds) {
       const auto end =
           kInPlace ? std::min(begin + kTermsOfASum, terms_) : terms_;
-      for (auto k = begin; k < end; k += kMostTermsOfABlock) {
-        const auto terms = std::min(kMostTermsOfABlock, end - k);
+      for (auto k = begin; k < end; k += kTermsOfABlock) {
+        const auto terms = std::min(kTermsOfABlock, end - k);
         if (packs_ && !packs_first_) {
-          packed_block.pack(p_.B.part(k, column), p_.K - k, columns, 0, terms);
+          pack_rows<scalar_t, gemm_t>(
+              p_.B.part(k, column), p_.K - k, columns, 0, terms, packed_block);
         }
         for (int64_t j = 0; j < columns; j += width_) {
           lltm::multiply<gemm_t>(
@@ -125,7 +233,8 @@ class ProductOnThreads {
       }
     } else { // the rounding of C is larger than the error of any chain
       multiply(0, sums, false);
-      vectorized(ConvertRows<opmath_t, out_t>{sums, columns, C}, 0, rows);
+      run_with_best_isa(
+          ConvertRows<opmath_t, out_t>{sums, columns, C}, 0, rows);
     }
   }
 
@@ -134,7 +243,7 @@ class ProductOnThreads {
       int64_t k,
       int64_t column,
       int64_t j,
-      const Panels<gemm_t>& packed_block) const {
+      Panels<gemm_t>& packed_block) const {
     if constexpr (!kAlwaysPacks) {
       if (!packs_) {
         return p_.B.part(k, column + j);
@@ -145,25 +254,18 @@ class ProductOnThreads {
   }
 
   const Operands& p_;
-  const int64_t terms_ = Product<gemm_t>::padded_terms(p_.K);
-  const bool packs_ =
-      kAlwaysPacks || (p_.M > kRowsWorthPacking && p_.K > kFewTerms);
+  const int64_t terms_;
+  const bool packs_;
   // All threads pack all panels of B if several blocks of rows use them. Else
   // each is packed where it is used, some terms at a time.
-  const bool several_blocks_ = p_.M > kMostRowsOfABlock;
-  const bool packs_first_ = packs_ && several_blocks_;
-  const int64_t rows_ =
-      several_blocks_ ? size_of_a_block(p_.M, kMostRowsOfABlock / 2) : p_.M;
+  const bool packs_first_;
+  const int64_t rows_; // of a block
   // A panel is as wide as a tile, so what a tile reads of B lies together, in
-  // few pages: with AVX2, 256x1024x1024 takes 11 % less time. oneDNN multiplies
-  // all columns of a block in one call.
-  const int64_t tile_ = Product<gemm_t>::kPairs
-      ? 16
-      : Product<gemm_t>::panel_width(std::max<int64_t>(1, p_.N));
-  const int64_t columns_ =
-      round_up(size_of_a_block(p_.N, kMostRowsOfABlock), tile_);
-  const int64_t width_ = packs_ && !Product<gemm_t>::kPairs ? tile_ : columns_;
-  const Panels<gemm_t> packed_;
+  // few pages. oneDNN multiplies all columns of a block in one call.
+  const int64_t tile_;
+  const int64_t columns_; // of a block
+  const int64_t width_;   // of a panel
+  Panels<gemm_t> packed_;
 };
 
 } // namespace lltm

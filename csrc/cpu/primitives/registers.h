@@ -85,7 +85,7 @@ LLTM_AVX512 void run_avx512(const Body& body, int64_t begin, int64_t end) {
 // Calls body.run<bytes of a register>(begin, end). All functions that the body
 // calls have to be C10_ALWAYS_INLINE.
 template <typename Body>
-void vectorized(const Body& body, int64_t begin, int64_t end) {
+void run_with_best_isa(const Body& body, int64_t begin, int64_t end) {
 #ifdef LLTM_AVX2
   switch (vector_bytes()) {
     case 64:

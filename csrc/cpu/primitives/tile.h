@@ -41,10 +41,10 @@ C10_ALWAYS_INLINE void tile(
   const auto last_rows =
       kWhole ? 0 : std::min(K, (lanes - columns + B.ld - 1) / B.ld);
   auto terms = kWhole ? K : (K - last_rows) / kChains * kChains;
-  const auto rest = K - terms;
+  const auto leftover = K - terms;
   alignas(64) T copied[kWhole ? 1 : (lanes + kChains) * lanes];
   if constexpr (!kWhole) {
-    for (int64_t k = 0; k < rest; ++k) {
+    for (int64_t k = 0; k < leftover; ++k) {
       for (int64_t lane = 0; lane < lanes; ++lane) {
         copied[k * lanes + lane] =
             lane < columns ? B.row(terms + k)[lane] : T(0);
@@ -87,7 +87,7 @@ C10_ALWAYS_INLINE void tile(
     if constexpr (!kWhole) {
       A = A.part(0, terms);
       B = {copied, lanes};
-      terms = rest;
+      terms = leftover;
     }
   }
 #pragma GCC unroll 24

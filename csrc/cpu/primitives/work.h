@@ -2,16 +2,10 @@
 
 #include <ATen/Parallel.h>
 
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdint>
-#include <thread>
 
-// How much work there is, how many threads it is worth, and how they divide it.
+// How much work there is, and how threads divide it.
 namespace lltm {
 
 constexpr int64_t round_up(int64_t n, int64_t multiple) {
@@ -21,11 +15,9 @@ constexpr int64_t round_up(int64_t n, int64_t multiple) {
 // Measured on Zen 5.
 constexpr int64_t kFlopPerNanosecond = 200;
 constexpr int64_t kPackedPerNanosecond = 4; // elements copied to another layout
-constexpr int64_t kNanosecondsOfGates = 1;  // of a hidden unit
 
-// To wake a thread costs 1 to 3 us, a barrier some 200 ns.
-constexpr int64_t kNanosecondsWorthAThread = 5000;
-constexpr int64_t kNanosecondsWorthABarrier = 500;
+constexpr int64_t kNanosecondsWorthAThread =
+    5000; // to wake one takes 1 to 3 us
 
 // The grain size for at::parallel_for: so many tasks are worth waking a thread.
 inline int64_t grain_size(int64_t nanoseconds_per_task) {
@@ -47,48 +39,6 @@ inline int64_t size_of_a_block(int64_t size, int64_t most) {
   return threads > 1 && blocks < 4 * threads && equal_blocks >= blocks
       ? at::divup(size, equal_blocks)
       : at::divup(at::divup(size, vector), blocks) * vector;
-}
-
-// The share of n that part i of parts gets.
-struct Part {
-  int64_t begin;
-  int64_t end;
-
-  Part(int64_t n, int64_t i, int64_t parts)
-      : begin(n * i / parts), end(n * (i + 1) / parts) {}
-
-  int64_t size() const {
-    return end - begin;
-  }
-};
-
-// The threads that work is worth. Threads that share a processor gain nothing,
-// and wait at each barrier until the system lets the others run. OpenMP counts
-// the processors, because with OMP_PROC_BIND the system binds each thread to
-// one.
-inline int64_t threads_worth(int64_t nanoseconds) {
-  const int64_t threads = at::in_parallel_region() ? 1 : at::get_num_threads();
-  const auto worth = std::min(threads, nanoseconds / kNanosecondsWorthAThread);
-  if (worth <= 1) {
-    return 1;
-  }
-#ifdef _OPENMP
-  const int64_t processors = omp_get_num_procs();
-#else
-  const int64_t processors = std::thread::hardware_concurrency();
-#endif
-  return std::clamp<int64_t>(processors, 1, worth);
-}
-
-// The L2 cache of a core has so many bytes, or 1 MiB if the system does not
-// say.
-inline int64_t l2_bytes() {
-#if defined(_SC_LEVEL2_CACHE_SIZE)
-  static const int64_t bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
-  return bytes > 0 ? bytes : 1 << 20;
-#else
-  return 1 << 20;
-#endif
 }
 
 } // namespace lltm

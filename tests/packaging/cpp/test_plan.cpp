@@ -1,9 +1,8 @@
 // Threads that wait for one another (cpu/primitives/barrier.h) all come back,
-// also when one of them fails; and how many there are
-// (cpu/lltm_sequence_team.h).
+// also when one of them fails; and how a sequence is divided among them
+// (cpu/lltm_sequence_plan.h).
 
-#include "cpu/lltm_gates.h"
-#include "cpu/lltm_sequence_team.h"
+#include "cpu/lltm_sequence_plan.h"
 #include "cpu/primitives/barrier.h"
 
 #include <c10/util/Exception.h>
@@ -15,7 +14,7 @@
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
-#include <vector>
+#include <utility>
 
 namespace {
 
@@ -43,29 +42,54 @@ void test_who_fails_lets_the_others_go(int64_t slots, int64_t failing) {
   TORCH_CHECK(thrown, "expected the exception of slot ", failing);
 }
 
-struct Sequence {
-  lltm::CellSizes sizes;
-  std::vector<int> steps = std::vector<int>(50);
-  bool has_batch_sizes = false;
-};
-
-lltm::Team<float> team_of(int64_t batch, int64_t flop_of_a_unit) {
-  const Sequence sequence{{batch, 32, 160}};
-  return {sequence, /*units_of_a_panel=*/16, flop_of_a_unit};
+lltm::SequencePlan plan_of(
+    int64_t batch,
+    int64_t flop_of_a_unit,
+    int64_t threads,
+    bool has_batch_sizes = false) {
+  const lltm::CellSizes sizes{batch, /*input_features=*/32, /*state_size=*/168};
+  return lltm::plan_of(
+      sizes,
+      /*steps=*/50,
+      has_batch_sizes,
+      /*units_per_panel=*/16,
+      flop_of_a_unit,
+      threads);
 }
 
-void test_a_team_has_no_more_slots_than_threads(int64_t threads) {
+void test_slots_have_all_rows_and_units_and_are_no_more_than_threads(
+    int64_t threads) {
   for (const int64_t flop : {0, 200, 5000, 1000000}) {
     for (const int64_t batch : {1, 8, 24, 800}) {
-      const auto team = team_of(batch, flop);
-      TORCH_CHECK(team.slots() >= 1 && team.slots() <= threads);
-      TORCH_CHECK(team.row_groups() <= std::max<int64_t>(1, batch / 8));
-      TORCH_CHECK(team.slots() <= 10 * team.row_groups());
+      for (const bool has_batch_sizes : {false, true}) {
+        const auto plan = plan_of(batch, flop, threads, has_batch_sizes);
+        TORCH_CHECK(plan.slots() >= 1 && plan.slots() <= threads);
+        TORCH_CHECK(plan.unit_groups <= plan.panels);
+        TORCH_CHECK(!has_batch_sizes || plan.row_groups == 1);
+        int64_t covered = 0;
+        for (int64_t slot = 0; slot < plan.slots(); ++slot) {
+          covered +=
+              plan.rows_of(slot, batch).size() * plan.units_of(slot).size();
+        }
+        TORCH_CHECK(covered == batch * 168);
+      }
     }
   }
 }
 
-void test_threads_of_one_processor_are_no_team() {
+void test_what_is_worth_threads() {
+  using Pair = std::pair<int64_t, int64_t>;
+  const auto slots = [](int64_t batch, int64_t flop) {
+    const auto plan = plan_of(batch, flop, 4);
+    return Pair(plan.row_groups, plan.unit_groups);
+  };
+  TORCH_CHECK(slots(1, 0) == Pair(1, 1));      // too little work
+  TORCH_CHECK(slots(1, 5000) == Pair(1, 4));   // units
+  TORCH_CHECK(slots(64, 5000) == Pair(2, 2));  // both
+  TORCH_CHECK(slots(800, 5000) == Pair(4, 1)); // rows
+}
+
+void test_threads_of_one_processor_are_one() {
   cpu_set_t all, one;
   TORCH_CHECK(sched_getaffinity(0, sizeof(all), &all) == 0);
   CPU_ZERO(&one);
@@ -75,20 +99,20 @@ void test_threads_of_one_processor_are_no_team() {
     }
   }
   TORCH_CHECK(sched_setaffinity(0, sizeof(one), &one) == 0);
-  const auto slots = team_of(32, 1000000).slots();
+  const auto threads = lltm::available_threads();
   TORCH_CHECK(sched_setaffinity(0, sizeof(all), &all) == 0);
-  TORCH_CHECK(slots == 1, "expected 1 slot, but got ", slots);
+  TORCH_CHECK(threads == 1, "expected 1 thread, but got ", threads);
 }
 
 // With OMP_PROC_BIND each thread, this one too, has a processor of its own.
-void test_threads_that_are_bound_are_a_team() {
+void test_threads_that_are_bound_are_several() {
   cpu_set_t own, all;
   TORCH_CHECK(sched_getaffinity(0, sizeof(own), &own) == 0);
   TORCH_CHECK(CPU_COUNT(&own) == 1, "OpenMP has not bound this thread");
   TORCH_CHECK(sched_getaffinity(getppid(), sizeof(all), &all) == 0);
   const int64_t expected = std::min(4, CPU_COUNT(&all));
-  const auto slots = team_of(32, 1000000).slots();
-  TORCH_CHECK(slots == expected, "expected ", expected, ", but got ", slots);
+  const auto threads = lltm::available_threads();
+  TORCH_CHECK(threads == expected, "expected ", expected, ", got ", threads);
 }
 
 } // namespace
@@ -96,18 +120,19 @@ void test_threads_that_are_bound_are_a_team() {
 int main() {
   for (const int64_t threads : {1, 2, 3, 8}) {
     at::set_num_threads(threads);
-    test_a_team_has_no_more_slots_than_threads(threads);
+    test_slots_have_all_rows_and_units_and_are_no_more_than_threads(threads);
     for (const int64_t slots : {threads, 2 * threads}) {
       for (int64_t failing = 0; failing < slots; ++failing) {
         test_who_fails_lets_the_others_go(slots, failing);
       }
     }
   }
+  test_what_is_worth_threads();
   at::set_num_threads(4);
   if (std::getenv("OMP_PROC_BIND")) {
-    test_threads_that_are_bound_are_a_team();
+    test_threads_that_are_bound_are_several();
   } else {
-    test_threads_of_one_processor_are_no_team();
+    test_threads_of_one_processor_are_one();
   }
   return 0;
 }

@@ -1,0 +1,138 @@
+#pragma once
+
+#include "cpu/lltm_gates.h"
+#include "cpu/primitives/work.h"
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#include <algorithm>
+#include <cstdint>
+#include <thread>
+
+// How a sequence is divided: over threads, and in panels of hidden units.
+namespace lltm {
+
+constexpr int64_t kNanosecondsOfGates = 1; // of a hidden unit
+// A barrier takes some 200 ns.
+constexpr int64_t kNanosecondsWorthABarrier = 500;
+// Threads that divide rows each read all of the weights for h, so the products
+// of a group of rows should take longer than reading them.
+constexpr int64_t kRowsOfAGroup = 32;
+
+// The share of n that one of several gets.
+struct Share {
+  int64_t begin;
+  int64_t end;
+
+  Share(int64_t n, int64_t i, int64_t shares)
+      : begin(n * i / shares), end(n * (i + 1) / shares) {}
+
+  int64_t size() const {
+    return end - begin;
+  }
+};
+
+// The threads that may run. Those that share a processor gain nothing, and wait
+// at each barrier until the system lets the others run. OpenMP counts the
+// processors, because with OMP_PROC_BIND the system binds each thread to one.
+inline int64_t available_threads() {
+  const int64_t threads = at::in_parallel_region() ? 1 : at::get_num_threads();
+  if (threads == 1) {
+    return 1;
+  }
+#ifdef _OPENMP
+  const int64_t processors = omp_get_num_procs();
+#else
+  const int64_t processors = std::thread::hardware_concurrency();
+#endif
+  return std::clamp<int64_t>(processors, 1, threads);
+}
+
+// A slot is some rows and some panels of every step; a thread takes one, or
+// several where there are fewer threads.
+struct SequencePlan {
+  int64_t batch;
+  int64_t state_size;
+  int64_t units_per_panel;
+  int64_t panels;
+  int64_t row_groups; // slots of different rows need no barrier
+  int64_t unit_groups;
+
+  int64_t slots() const {
+    return row_groups * unit_groups;
+  }
+
+  // Whether several slots compute units of the same rows, so threads wait for
+  // one another after each step.
+  bool needs_barrier() const {
+    return unit_groups > 1;
+  }
+
+  // The rows of a step that a slot computes. A step's rows are the first of the
+  // batch.
+  Share rows_of(int64_t slot, int64_t rows_of_step) const {
+    Share rows(batch, slot / unit_groups, row_groups);
+    rows.end = std::min(rows.end, rows_of_step);
+    return rows;
+  }
+
+  Share panels_of(int64_t slot) const {
+    return Share(panels, slot % unit_groups, unit_groups);
+  }
+
+  // The hidden units of the panels of a slot.
+  Share units_of(int64_t slot) const {
+    auto units = panels_of(slot);
+    units.begin *= units_per_panel;
+    units.end = std::min(units.end * units_per_panel, state_size);
+    return units;
+  }
+
+  // The hidden units of a panel that are not padding.
+  int64_t units_in(int64_t panel) const {
+    return std::min(units_per_panel, state_size - panel * units_per_panel);
+  }
+
+  // Calls f(panel) for those of a slot. The order alternates, so a step begins
+  // with the panels that the step before it has left in the cache.
+  template <typename F>
+  void for_each_panel(int64_t slot, int64_t step, const F& f) const {
+    const auto panels = panels_of(slot);
+    for (int64_t i = 0; i < panels.size(); ++i) {
+      f(step % 2 == 0 ? panels.begin + i : panels.end - 1 - i);
+    }
+  }
+};
+
+// has_batch_sizes: then the rows become fewer, and groups of them would leave
+// threads idle.
+inline SequencePlan plan_of(
+    const CellSizes& sizes,
+    int64_t steps,
+    bool has_batch_sizes,
+    int64_t units_per_panel,
+    int64_t flop_of_a_unit,
+    int64_t threads) {
+  const auto nanoseconds_of_a_step = sizes.batch * sizes.state_size *
+      (flop_of_a_unit / kFlopPerNanosecond + kNanosecondsOfGates);
+  const auto worth = std::min(
+      threads, nanoseconds_of_a_step * steps / kNanosecondsWorthAThread);
+  const auto most_groups = has_batch_sizes ? 1 : sizes.batch / kRowsOfAGroup;
+  const auto panels = at::divup(sizes.state_size, units_per_panel);
+  const auto row_groups = std::max<int64_t>(1, std::min(worth, most_groups));
+  const auto unit_groups = std::min(
+      {worth / row_groups,
+       panels,
+       nanoseconds_of_a_step / row_groups / kNanosecondsWorthABarrier});
+  return {
+      .batch = sizes.batch,
+      .state_size = sizes.state_size,
+      .units_per_panel = units_per_panel,
+      .panels = panels,
+      .row_groups = row_groups,
+      .unit_groups = std::max<int64_t>(1, unit_groups)};
+}
+
+} // namespace lltm
