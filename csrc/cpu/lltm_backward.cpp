@@ -164,6 +164,7 @@ class Backward {
         d_bias_(p_.d_bias, p_.sizes.gate_units(), chunks_.size() > 1) {}
 
   void run() {
+    RECORD_USER_SCOPE(name_of_plan<gemm_t>(plan_));
     begin_with(p_.grad_h_n, d_h_.data());
     begin_with(p_.grad_c_n, d_cell_.data());
     if (multiplies_steps_) {
@@ -362,9 +363,9 @@ at::Tensor contiguous_or_none(const OptionalTensor& tensor) {
   return tensor ? tensor->contiguous() : at::Tensor();
 }
 
-template <typename scalar_t>
-const scalar_t* data_or_null(const at::Tensor& tensor) {
-  return tensor.defined() ? tensor.const_data_ptr<scalar_t>() : nullptr;
+template <typename T>
+T* data_or_null(const at::Tensor& tensor) {
+  return tensor.defined() ? static_cast<T*>(tensor.data_ptr()) : nullptr;
 }
 
 BackwardResult backward_kernel_impl(
@@ -418,24 +419,20 @@ BackwardResult backward_kernel_impl(
       a.input.scalar_type(),
       "lltm_backward_cpu",
       [&] {
-        const auto gradient = [](const at::Tensor& tensor) {
-          return tensor.defined() ? tensor.mutable_data_ptr<scalar_t>()
-                                  : nullptr;
-        };
         run_backward<scalar_t>({
             .sizes = {a.h0.size(0), a.input.size(-1), a.h0.size(1)},
             .math = CellMath<at::opmath_type<scalar_t>>(a),
-            .d_input = gradient(d_input),
-            .d_weights = gradient(d_weights),
-            .d_bias = gradient(d_bias),
-            .d_h0 = gradient(d_h0),
-            .d_c0 = gradient(d_c0),
+            .d_input = data_or_null<scalar_t>(d_input),
+            .d_weights = data_or_null<scalar_t>(d_weights),
+            .d_bias = data_or_null<scalar_t>(d_bias),
+            .d_h0 = data_or_null<scalar_t>(d_h0),
+            .d_c0 = data_or_null<scalar_t>(d_c0),
             .steps = steps,
             .has_batch_sizes = a.batch_sizes.has_value(),
             .grad_output = grad_output.const_data_ptr<scalar_t>(),
             .grad_cells = grad_cells.const_data_ptr<scalar_t>(),
-            .grad_h_n = data_or_null<scalar_t>(grad_h_n),
-            .grad_c_n = data_or_null<scalar_t>(grad_c_n),
+            .grad_h_n = data_or_null<const scalar_t>(grad_h_n),
+            .grad_c_n = data_or_null<const scalar_t>(grad_c_n),
             .output = output->const_data_ptr<scalar_t>(),
             .cells = cells->const_data_ptr<scalar_t>(),
             .gates = gates->const_data_ptr<scalar_t>(),

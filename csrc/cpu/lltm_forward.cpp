@@ -17,6 +17,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <string>
 #include <type_traits>
 
 // lltm::forward on the CPU, from its tensors (at the end of the file) to the
@@ -50,6 +51,16 @@ struct ForwardPlan {
   int64_t blocks;
   int64_t panels_per_task;
   int64_t tasks_per_block;
+
+  std::string to_string() const {
+    return c10::str(
+        panels,
+        " panels of rows, ",
+        leftover_rows,
+        " rows by dot, ",
+        blocks,
+        " blocks of units");
+  }
 };
 
 template <typename scalar_t, typename gemm_t>
@@ -100,6 +111,7 @@ class Forward {
         leftover_(plan_.leftover_rows * features_) {}
 
   void run() {
+    RECORD_USER_SCOPE(name_of_plan<gemm_t>(plan_));
     pack();
     at::parallel_for(
         0,

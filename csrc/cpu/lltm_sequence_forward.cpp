@@ -204,6 +204,7 @@ class SequenceForward {
                            : 0) {}
 
   void run() {
+    RECORD_USER_SCOPE(name_of_plan<gemm_t>(plan_.slots));
     run_together(
         plan_.slots.slots(), [&](int64_t begin, int64_t end, Barrier& barrier) {
           const ProductGuard<gemm_t> guard;
