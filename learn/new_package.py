@@ -1,4 +1,5 @@
-"""Starts a package of operators: copies the one in template/ under another name.
+"""Starts a package of operators, or adds an operator to it: copies what is in template/ under other
+names.
 
 start_your_own.md says which ABI to choose, and what to change then; release_your_own.md has the
 other choices.
@@ -14,14 +15,21 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 LEARN = Path(__file__).resolve().parent
 ROOT = LEARN.parent
-# What all packages have is in both, and a folder for each choice has the rest.
+# What all packages have is in both, and a folder for each choice and each example has the rest.
 TEMPLATE = LEARN / "template"
 TEMPLATE_NAME = "my_ops"
-TEMPLATE_AUTHOR = '"Your Name"'
+# Operators to start from, by what is special about them.
+EXAMPLES = {
+    "masked_softmax": "computes rows, on CPU and GPU",
+    "segment_sum": "number and lengths, whose values are checked; CPU, stable ABI",
+    "ema_update": "writes into an argument; CPU, stable ABI",
+}
+TEMPLATE_AUTHOR = "Your Name"
 # The first of each is the default.
 CHOICES = {
     "abi": ["stable", "torch"],
@@ -39,6 +47,8 @@ CHANGES = {
         '"numpy"': """"numpy", "triton; sys_platform == 'linux'\"""",
         r" \(and a CUDA toolkit, if the GPU is to be used\)": "",
     },
+    # The namespace is taken by the first operator.
+    "add": {r"TORCH_LIBRARY\(": "TORCH_LIBRARY_FRAGMENT("},
 }
 
 # What torch calls operators or attributes of torch.ops, the namespaces of C++ that the sources
@@ -91,6 +101,18 @@ def why_not(name: str) -> str | None:
     return None if is_namespace(name) else "C or C++ uses it"
 
 
+def why_no_operator(name: str, folders: list[Path]) -> str | None:
+    """Why an operator cannot have that name; None if it can."""
+    if not re.fullmatch(r"[a-z](_?[a-z0-9])*", name):
+        return "expected lower case letters, digits and single underscores, and a letter first"
+    if keyword.iskeyword(name) or not is_namespace(name):
+        return "Python, C or C++ uses it"
+    files = (path for folder in folders for path in folder.rglob("*.*"))
+    code = [path for path in files if path.suffix in (".py", ".h", ".cpp", ".cu")]
+    uses = [path.name for path in code if re.search(rf"\b_?{name}\b", path.read_text("utf-8"))]
+    return f"{uses[0]} uses it" if uses else None
+
+
 def author() -> str | None:
     """The name that git signs commits with everywhere, if it has one.
 
@@ -108,8 +130,12 @@ def join(source: str, target: str) -> None:
     text = Path(source).read_text("utf-8")
     path = Path(target)
     if path.exists():
-        gap = "\n\n" if path.suffix == ".py" else "\n"
-        text = path.read_text("utf-8") + gap + text
+        if path.suffix == ".h":  # operators share it
+            return
+        before, kind = path.read_text("utf-8"), text.split()[0]
+        goes_on = kind in ("from", "-") and before.splitlines()[-1].startswith(kind)
+        is_code = path.suffix == ".py" and kind != "from"
+        text = before + ("" if goes_on else "\n\n" if is_code else "\n") + text
     path.write_text(text, "utf-8")
 
 
@@ -120,6 +146,11 @@ def changed(text: str, *choices: str) -> str:
     return text
 
 
+def renamed(text: str, names: dict[str, str]) -> str:
+    """In one go: a new name may have an old one in it."""
+    return re.sub("|".join(names), lambda match: names[match[0]], text)
+
+
 def create(
     name: str,
     output: Path,
@@ -127,32 +158,60 @@ def create(
     build: str = "setuptools",
     kernel: str = "cuda",
     signed: str | None = None,
+    like: str = "masked_softmax",
+    operator: str | None = None,
 ) -> None:
     """Writes the package of that name into a folder, which is new or empty.
 
+    If the package is there, it gets the operator as another one.
+
     Raises:
-        ValueError: if the folder is not empty, or cannot be built in.
+        ValueError: if the folder has other files, or cannot be built in; or if the operator cannot
+            be made.
         OSError: if it cannot be written.
     """
+    operator = operator or like
     if re.search(r"[$:\n]", str(output)):
         raise ValueError("ninja builds in no path with $, : or the end of a line")
-    if output.is_dir() and any(output.iterdir()):
-        raise ValueError("expected a new or an empty folder")
+    adds = (output / name / "_arguments.py").is_file()
+    if output.is_dir() and any(output.iterdir()) and not adds:
+        raise ValueError(f"expected a new or an empty folder, or {name} with the stable ABI")
+    if (output / "csrc" / f"{operator}.cpp").exists():
+        raise ValueError(f"the package has an operator {operator}")
+    if like != "masked_softmax" and (abi, kernel) != ("stable", "cuda"):
+        raise ValueError(f"{like} has the stable ABI, and no kernels for a GPU")
+    choices = [like] if adds else [f"{build}_build", ".", like, f"{kernel}_kernel"]
+    folders = [TEMPLATE / choice / part for choice in choices for part in ("both", f"{abi}_abi")]
+    if operator != like and (reason := why_no_operator(operator, folders)):
+        raise ValueError(f"{operator} cannot be the name of an operator: {reason}")
     # What a build has left there, and kernels in CUDA unless they are wanted.
     patterns = (TEMPLATE / "both" / ".gitignore").read_text().replace("/", "").split()
-    ignored = shutil.ignore_patterns(*patterns, *["cuda"] * (kernel != "cuda"))
-    for choice in (f"{build}_build", ".", f"{kernel}_kernel"):
-        for folder in (TEMPLATE / choice / "both", TEMPLATE / choice / f"{abi}_abi"):
-            if folder.is_dir():
-                shutil.copytree(
-                    folder, output, ignore=ignored, copy_function=join, dirs_exist_ok=True
-                )
-    (output / TEMPLATE_NAME).rename(output / name)
-    for path in filter(Path.is_file, output.rglob("*")):
-        text = changed(path.read_text("utf-8").replace(TEMPLATE_NAME, name), abi, build, kernel)
-        if signed is not None:
-            text = text.replace(TEMPLATE_AUTHOR, json.dumps(signed, ensure_ascii=False))
-        path.write_text(text, "utf-8")
+    if kernel != "cuda" or (output / name / "_triton.py").exists():
+        patterns.append("cuda")
+    names = {
+        TEMPLATE_NAME: name,
+        "masked_softmax": operator,
+        like: operator,
+        like.title().replace("_", ""): operator.title().replace("_", ""),
+    }
+    if signed is not None:
+        names[f'"{TEMPLATE_AUTHOR}"'] = json.dumps(signed, ensure_ascii=False)
+    with tempfile.TemporaryDirectory() as made:
+        for folder in filter(Path.is_dir, folders):
+            shutil.copytree(
+                folder, made, ignore=shutil.ignore_patterns(*patterns), copy_function=join,
+                dirs_exist_ok=True,
+            )  # fmt: skip
+        for path in filter(Path.is_file, Path(made).rglob("*")):
+            text = changed(path.read_text("utf-8"), abi, build, kernel, *["add"] * adds)
+            path.write_text(renamed(text, names), "utf-8")
+            target = output / renamed(str(path.relative_to(made)), names)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            join(path, target)
+    if not adds:
+        text = (ROOT / "LICENSE").read_text("utf-8")
+        text = re.sub(r"\d+, the lltm_ops authors", lambda _: signed or TEMPLATE_AUTHOR, text)
+        (output / "LICENSE").write_text(text, "utf-8")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -160,7 +219,10 @@ def main(arguments: list[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--name", required=True, help="of package and namespace")
-    parser.add_argument("--output", help="a new folder; ../NAME unless given")
+    parser.add_argument("--output", help="a new folder, or the package's; ../NAME unless given")
+    parser.add_argument("--operator", help="its name; that of --like unless given")
+    examples = "; ".join(f"{name}: {what}" for name, what in EXAMPLES.items())
+    parser.add_argument("--like", choices=EXAMPLES, default="masked_softmax", help=examples)
     for choice, values in CHOICES.items():
         parser.add_argument(f"--{choice}", choices=values, default=values[0])
     parser.add_argument("--author", help="git's user.name unless given")
@@ -171,16 +233,20 @@ def main(arguments: list[str] | None = None) -> None:
     given = options.output or f"../{name}"
     output = Path(given).expanduser().resolve()
     signed = options.author or author()
+    operator = (options.operator or options.like).removesuffix("_")
+    is_new = not (output / name).exists()
     try:
-        create(name, output, options.abi, options.build, options.kernel, signed)
+        create(
+            name, output, options.abi, options.build, options.kernel, signed, options.like, operator
+        )
     except (OSError, ValueError) as error:
         parser.error(f"--output={given} cannot be written: {error}")
-    if shutil.which("git"):
+    if is_new and shutil.which("git"):
         subprocess.run(["git", "init", "--quiet", output], check=True)
     said = (
-        f"The package {name} is in {given}. Activate an environment with torch, setuptools, wheel, "
-        "ninja and pytest (this checkout's, after make test: . .venv/bin/activate), and go on "
-        "with:\n\n"
+        f"{operator} of the package {name} is in {given}. Activate an environment with torch, "
+        "setuptools, wheel, ninja and pytest (this checkout's, after make test: . "
+        ".venv/bin/activate), and go on with:\n\n"
         f"  cd {shlex.quote(given)}\n"
         "  python -m pip install --no-build-isolation -e .\n"
         "  python -m pytest\n\n"
@@ -188,7 +254,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     print(changed(said, options.build))
     if signed is None:
-        print("No author was found: replace Your Name in pyproject.toml.")
+        print("No author was found: replace Your Name in pyproject.toml and LICENSE.")
 
 
 if __name__ == "__main__":

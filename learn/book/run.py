@@ -39,8 +39,7 @@ def run(code: Path | None, *arguments: str | Path) -> subprocess.CompletedProces
 def before(chapter: Path) -> Path | None:
     """The chapter whose code it goes on from."""
     number = CHAPTERS.index(chapter)
-    # Chapter 11 is a way of its own, without a library.
-    return CHAPTERS[number - (2 if chapter.name == "12_stable_abi" else 1)] if number else None
+    return CHAPTERS[number - 1] if number else None
 
 
 def test(chapter: Path, code: Path | None) -> subprocess.CompletedProcess[str]:

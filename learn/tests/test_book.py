@@ -1,7 +1,6 @@
 """Each test of the book fails with the code of the chapter before, and passes with its own."""
 
 import re
-from importlib.util import find_spec
 
 import pytest
 from common import ROOT, blocks, program
@@ -10,13 +9,7 @@ book = program(ROOT / "learn" / "book" / "run.py")
 
 PAGES = [folder / "README.md" for folder in sorted(book.BOOK.glob("[01]*"))]
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
-MARKS = {
-    "10_cuda": [pytest.mark.gpu],
-    "11_triton": [
-        pytest.mark.gpu,
-        pytest.mark.skipif(find_spec("triton") is None, reason="needs triton"),
-    ],
-}
+MARKS = {"10_cuda": [pytest.mark.gpu]}
 each_chapter = pytest.mark.parametrize(
     "number",
     [
@@ -70,8 +63,8 @@ def test_the_errors_of_a_build():
 
 @each_page
 def test_code_of_the_page_is_that_of_the_program(page):
-    """The page may leave lines out, where three dots say so. Its end has code of chapter 12."""
-    folders = [page.parent, book.BOOK / "12_stable_abi", ROOT / "learn" / "template"]
+    """The page may leave lines out, where three dots say so."""
+    folders = [page.parent, ROOT / "learn" / "template"]
     files = [
         path.read_text()
         for folder in folders

@@ -19,6 +19,7 @@ TRIED = {
     *(f".venv/bin/python learn/book/run.py {number}" for number in range(1, len(CHAPTERS))),
     # test_new_package.py does this, but for the upload.
     "python3 learn/new_package.py --name=my_ops --output=../my_ops",
+    "python3 learn/new_package.py --name=my_ops --like=ema_update --operator=track_",
     "cd ../my_ops",
     "python -m pip install --no-build-isolation -e .",
     "python -m pytest",

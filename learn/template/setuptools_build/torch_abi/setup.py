@@ -1,57 +1,12 @@
-import os
-import runpy
-import sys
-from glob import glob
-from pathlib import Path
-
-from setuptools import setup
-
-try:
-    import torch
-    from torch.utils import cpp_extension
-except ModuleNotFoundError:
-    raise SystemExit(
-        "my_ops is compiled against the torch that it will run with, and this build sees "
-        "none. pip builds in an environment of its own, which has no torch even where yours has "
-        "one: install torch if it is missing, then run `pip install --no-build-isolation .`"
-    ) from None
-
-# pip puts ninja beside python, which need not be on PATH.
-os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-# By its path: importing the package would load the library that is to be built.
-library = runpy.run_path("my_ops/_library.py")
-cuda_sources = glob("csrc/cuda/*.cu")
-cuda = bool(cuda_sources and torch.version.cuda and cpp_extension.CUDA_HOME)
-print(f"my_ops: torch {torch.__version__}, {'with' if cuda else 'without'} CUDA kernels")
-if cuda and not torch.cuda.is_available():  # else torch asks the GPU what to compile for
-    os.environ.setdefault("TORCH_CUDA_ARCH_LIST", "8.0;9.0+PTX")
-sources = glob("csrc/*.cpp") + glob("csrc/cpu/*.cpp") + cuda_sources * cuda
-unix = os.name != "nt"  # else MSVC, which takes other flags, and optimizes without one
-origin = "@loader_path" if sys.platform == "darwin" else "$ORIGIN"
-# -fno-math-errno: for vectors of exp.
-cxx_flags = ["-O3", "-g0", "-Wall", "-fno-math-errno"] * unix
+minor = ".".join(torch.__version__.split(".")[:2])
+name = f"_C_torch{minor.replace('.', '_')}"  # as in my_ops/_library.py
 if sys.platform == "linux":
     cxx_flags.append("-fopenmp")  # not for the linker, for torch brings the runtime
-
-
-class BuildExtension(cpp_extension.BuildExtension):
-    def finalize_options(self) -> None:
-        super().finalize_options()
-        # Objects stay there, so that the next build compiles only what has changed.
-        self.build_temp = f"build/{library['NAME']}"
-
+extension = cpp_extension.CUDAExtension if cuda else cpp_extension.CppExtension
 
 setup(
-    ext_modules=[
-        (cpp_extension.CUDAExtension if cuda else cpp_extension.CppExtension)(
-            f"my_ops.{library['NAME']}",
-            sorted(sources),
-            extra_compile_args={"cxx": cxx_flags, "nvcc": ["-O3"]},
-            extra_link_args=[f"-Wl,-rpath,{origin}/../torch/lib"] * unix,
-            py_limited_api=True,
-        )
-    ],
-    install_requires=[f"torch=={library['TORCH_MINOR']}.*"],
+    ext_modules=[library(extension, name, sources + cuda_sources * cuda)],
+    install_requires=[f"torch=={minor}.*"],
     cmdclass={"build_ext": BuildExtension},
-    options={"bdist_wheel": {"py_limited_api": "cp310", "build_number": library["TORCH_MINOR"]}},
+    options={"bdist_wheel": {"py_limited_api": "cp310", "build_number": minor}},
 )

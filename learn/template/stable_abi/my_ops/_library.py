@@ -1,12 +1,15 @@
 """Loads the compiled libraries. They work with torch 2.11 and each later one."""
 
+import functools
 from pathlib import Path
+from typing import Any
 
 import torch
 
 
-def load() -> None:
-    """Makes ``torch.ops.my_ops`` live, or raises an ImportError that says why not."""
+@functools.cache
+def load() -> Any:
+    """Returns ``torch.ops.my_ops``, or raises an ImportError that says why not."""
     folder = Path(__file__).parent
     build = "build it with `pip install --no-build-isolation .`"
     libraries = list(folder.glob("_C.*"))
@@ -24,3 +27,4 @@ def load() -> None:
                 f"my_ops: {library} does not load with torch {torch.__version__} "
                 f"({error.__cause__ or error}): {build}"
             ) from error
+    return torch.ops.my_ops
