@@ -54,18 +54,6 @@ def test_sequence(tmp_path):
             assert bool(row["onnxruntime"]) == (row["what"] == "inference")
 
 
-def test_fresh_processes(tmp_path):
-    said, rows = run("fresh_processes", tmp_path, "--shapes", "9x2x4x6", "--rounds", 3)
-    median, slowest = rows
-    assert [row["process"] for row in rows] == ["median", "slowest"]
-    others = ["onnxruntime"] if HAS_ONNXRUNTIME else ["LSTM", "GRU"]
-    for name in ("lltm_ops", *others):
-        assert 0 < float(median[name]) <= float(slowest[name])
-    ratios = [float(median[name]) / float(row["lltm_ops"]) for name in others for row in rows]
-    said_ratios = [float(ratio) for ratio in re.findall(r"(\S+) times", said)]
-    assert said_ratios == pytest.approx(ratios, abs=0.01)
-
-
 def test_against(tmp_path):
     """The last commit, of which the objects lie there: only that is no comparison."""
     options = ["--shapes", "3x5x4", "2x3x5x4", "--kinds", "training", "--seconds", 0.01]
