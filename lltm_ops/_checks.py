@@ -99,19 +99,5 @@ def in_a_graph() -> bool:
     return torch.compiler.is_compiling() or is_tracing()
 
 
-def may_differ(size: int) -> bool:
-    """Whether a graph is made that must be right for other values of this size, too."""
-    if torch.compiler.is_compiling():
-        return not _is_fixed(size)
-    return is_tracing()
-
-
-@torch.jit.unused
-def _is_fixed(size: int) -> bool:
-    from torch.fx.experimental.symbolic_shapes import has_static_value
-
-    return has_static_value(size)
-
-
 def _type_of(value: Any) -> str:
     return "None" if value is None else type(value).__name__

@@ -42,15 +42,16 @@ def run_direction(
     batch_sizes: Optional[Tensor],
     reverse: bool,
     resets: Optional[Tensor],
-) -> Tuple[Tensor, Tensor]:
+) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Returns output, cells, h_n and c_n."""
     weights = parameters[0]
     bias = parameters[1] if options.bias else weights.new_zeros(3 * options.hidden_size)
     drops_out = options.training and options.recurrent_dropout > 0
     if not options.layer_norm and options.zoneout == 0 and not drops_out:
-        output, cells = torch.ops.lltm.sequence_forward(
+        output, cells, h_n, c_n = torch.ops.lltm.sequence_forward(
             input, weights, bias, h_0, c_0, batch_sizes, reverse, resets
         )
-        return output, cells
+        return output, cells, h_n, c_n
     return run_step_by_step(
         input, weights, bias, h_0, c_0, batch_sizes, reverse, resets,
         options, parameters[-2:] if options.layer_norm else parameters[:0],
@@ -68,7 +69,7 @@ def run_step_by_step(
     resets: Optional[Tensor],
     options: Options,
     scales: List[Tensor],
-) -> Tuple[Tensor, Tensor]:
+) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     """Runs a sequence like ``lltm::sequence_forward``, whose arguments come first, with options.
 
     ``scales`` are empty without ``layer_norm``,
@@ -95,10 +96,10 @@ def run_step_by_step(
         steps = list(torch.split(input, sizes))
     if len(steps) == 0:
         # Its empty results have derivatives, which are zero.
-        output, cells = torch.ops.lltm.sequence_forward(
+        output, cells, h_n, c_n = torch.ops.lltm.sequence_forward(
             input, weights, bias, h0, c0, batch_sizes, reverse, resets
         )
-        return output, cells
+        return output, cells, h_n, c_n
     resets_of_steps: List[Tensor] = []
     if resets is not None:
         resets_of_steps = list(torch.split(resets.flatten(), sizes))
@@ -136,8 +137,10 @@ def run_step_by_step(
         outputs.reverse()
         all_cells.reverse()
     if batch_sizes is None:
-        return torch.stack(outputs), torch.stack(all_cells)
-    return torch.cat(outputs), torch.cat(all_cells)
+        output, cells = torch.stack(outputs), torch.stack(all_cells)
+    else:
+        output, cells = torch.cat(outputs), torch.cat(all_cells)
+    return output, cells, h.to(output.dtype), cell.to(output.dtype)
 
 
 def _zoned_out(old: Tensor, new: Tensor, options: Options) -> Tensor:

@@ -1,4 +1,4 @@
-"""Finds the sequence and the step of each row of packed data, and where sequences begin or end.
+"""Finds the sequence and the step of each row of packed data.
 
 Uses operators that TorchScript, torch.export, ONNX and DTensor support, without loops over steps.
 """
@@ -10,7 +10,7 @@ from typing import List, Optional  # noqa: UP035  # TorchScript knows no list[] 
 import torch
 from torch import Tensor
 
-from lltm_ops._checks import in_a_graph, is_tracing, may_differ
+from lltm_ops._checks import is_tracing
 
 
 def batch_of(batch_sizes: Tensor, input: Tensor) -> int:
@@ -42,56 +42,6 @@ def values_of(batch_sizes: Tensor, purpose: str) -> List[int]:  # noqa: UP006
         return [int(size) for size in batch_sizes.unbind()]
     read = torch.ops.lltm._values_of_batch_sizes
     return read(batch_sizes, "lltm_ops.LLTM", purpose)  # type: ignore[no-any-return]
-
-
-def last_state(
-    states: Tensor, initial: Tensor, last_rows: Optional[Tensor], reverse: bool
-) -> Tensor:
-    """The state after the step that runs last; each packed sequence has its own last step."""
-    if last_rows is not None:
-        return _last_packed_state(states, initial, last_rows, reverse)
-    if may_differ(states.size(0)):
-        return _last_state_of_any_time(states, initial, reverse)
-    if states.size(0) == 0:
-        return initial.to(states.dtype)  # under autocast the initial state has another
-    return states[0] if reverse else states[-1]
-
-
-def _last_packed_state(states: Tensor, initial: Tensor, last_rows: Tensor, reverse: bool) -> Tensor:
-    if in_a_graph():
-        # A graph has no condition on the number of rows, for the reason below. Where there are
-        # none, last_rows are the first ones, too.
-        states = torch.cat([states, initial.to(states.dtype)])
-    elif states.size(0) == 0:
-        return initial.to(states.dtype)
-    return states[: initial.size(0)] if reverse else states.index_select(0, last_rows)
-
-
-def _last_state_of_any_time(states: Tensor, initial: Tensor, reverse: bool) -> Tensor:
-    """The same for any number of steps, none included, without a condition on it.
-
-    torch.export decides a condition on a size as if the size were 2 or more, but lets the
-    exported program run with less.
-    """
-    # Crops the steps to the first or the last one, and pads where there are none. Of a fixed size,
-    # torch.onnx.export warns that it cannot compute such a pad.
-    added = 1 - states.size(0)
-    one_row = [0, added] if reverse else [added, 0]
-    ran = torch.constant_pad_nd(states.new_ones([states.size(0)], dtype=torch.bool), one_row)
-    last = torch.constant_pad_nd(states, [0, 0, 0, 0] + one_row)[0]
-    return torch.where(ran, last, initial.to(states.dtype))
-
-
-def last_rows_of(batch_sizes: Tensor, batch: int) -> Tensor:
-    """The rows of the last step of each packed sequence; the first if there are no steps."""
-    # How many steps have each number of sequences. A comparison of all steps with all sequences
-    # would take memory for the longest sequence times the batch, however few rows there are.
-    of_size = batch_sizes.new_zeros([batch + 1])
-    of_size = of_size.scatter_add(0, batch_sizes, torch.ones_like(batch_sizes))
-    # A sequence runs in those steps that have more sequences than come before it.
-    steps = of_size.sum() - of_size.cumsum(0).narrow(0, 0, batch)
-    starts = torch.constant_pad_nd(batch_sizes.cumsum(0) - batch_sizes, [1, 0])
-    return starts.index_select(0, steps) + _range(batch_sizes, batch)
 
 
 def reversed_resets(resets: Tensor, batch_sizes: Optional[Tensor]) -> Tensor:

@@ -13,13 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lltm_ops._direction import Options, run_direction
-from lltm_ops._packed_rows import (
-    batch_of,
-    last_rows_of,
-    last_state,
-    reversed_resets,
-    sequence_of_row,
-)
+from lltm_ops._packed_rows import batch_of, reversed_resets, sequence_of_row
 
 
 def states_per_call(options: Options) -> int:
@@ -46,9 +40,7 @@ def run_layers(
         )
     directions = 2 if options.bidirectional else 1
     each = len(parameters) // states
-    # Both are computed after the first direction has run, whose operator checks resets and
-    # batch_sizes.
-    last_rows: Optional[Tensor] = None
+    # Computed after the first direction has run, whose operator checks resets and batch_sizes.
     resets_of_reverse: Optional[Tensor] = None
     last_h: List[Tensor] = []
     last_c: List[Tensor] = []
@@ -63,17 +55,15 @@ def run_layers(
             reverse = direction == 1
             if reverse and resets is not None and resets_of_reverse is None:
                 resets_of_reverse = reversed_resets(resets, batch_sizes)
-            output, cells = run_direction(
+            output, cells, h_n, c_n = run_direction(
                 options, parameters[i * each : (i + 1) * each],
                 input, h_0s[i], c_0s[i], batch_sizes, reverse,
                 resets_of_reverse if reverse else resets,
             )  # fmt: skip
             outputs.append(output)
             all_cells.append(cells)
-            if batch_sizes is not None and last_rows is None:
-                last_rows = last_rows_of(batch_sizes, h_0.size(1)).to(input.device)
-            last_h.append(last_state(output, h_0s[i], last_rows, reverse))
-            last_c.append(last_state(cells, c_0s[i], last_rows, reverse))
+            last_h.append(h_n)
+            last_c.append(c_n)
         if directions == 2:
             output, cells = torch.cat(outputs, -1), torch.cat(all_cells, -1)
     return output, cells, torch.stack(last_h), torch.stack(last_c)

@@ -25,7 +25,7 @@ import lltm_ops  # noqa: F401  # loads the operators
 _CELL_OPERATORS = ("forward", "_forward_with_gates", "backward")
 _SEQUENCE_OPERATORS = ("sequence_forward", "_sequence_forward_with_gates", "sequence_backward")
 _PARAMETERS = ("weights", "bias")
-_FIRST_STATES = ("h0", "c0")
+_STATES = ("h0", "c0", "h_n", "c_n", "grad_h_n", "grad_c_n")
 # Tensors with a row for each row of the batch, or of every step.
 _ROWS = (
     "input", "resets", "gates",
@@ -62,7 +62,7 @@ def _shardings(
         of = name.removeprefix("d_")
         if of in _PARAMETERS:
             return Replicate() if of == name else Partial()
-        if of in _FIRST_STATES:
+        if of in _STATES:
             return Shard(0)
         if of in _ROWS:
             return Shard(batch_dim)

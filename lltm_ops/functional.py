@@ -92,7 +92,7 @@ def sequence_forward(
     batch_sizes: Optional[Tensor] = None,  # noqa: UP045
     reverse: bool = False,
     resets: Optional[Tensor] = None,  # noqa: UP045
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Runs :func:`forward` for all steps of a sequence, in one operator.
 
     The description of :func:`forward` holds here, too. :class:`lltm_ops.LLTM` is the layer.
@@ -111,8 +111,10 @@ def sequence_forward(
             no gradient passes.
 
     Returns:
-        ``(output, cells)``: hidden and cell state after each step, contiguous, each ``[time, batch,
-        state_size]``; or, with ``batch_sizes``, packed ``[sum(batch_sizes), state_size]``.
+        ``(output, cells, h_n, c_n)``, all contiguous. ``output`` and ``cells`` are the hidden and
+        the cell state after each step, ``[time, batch, state_size]``; or, with ``batch_sizes``,
+        packed ``[sum(batch_sizes), state_size]``. ``h_n`` and ``c_n`` are those after the step that
+        each sequence runs last, ``[batch, state_size]``. Without steps they are ``h0`` and ``c0``.
 
     Raises:
         RuntimeError: if an argument is undefined, sparse, or of the wrong device, dtype, shape, or
@@ -127,8 +129,10 @@ def sequence_forward(
 
 
 def sequence_backward(
-    grad_output: Tensor,
+    grad_output: Tensor | None,
     grad_cells: Tensor | None,
+    grad_h_n: Tensor | None,
+    grad_c_n: Tensor | None,
     output: Tensor,
     cells: Tensor,
     gates: Tensor,
@@ -143,8 +147,8 @@ def sequence_backward(
     """Computes the gradients of a sequence. Autograd calls this.
 
     Args:
-        grad_output, grad_cells: gradients of ``output`` and ``cells``, with the same sizes.
-            ``None`` for ``grad_cells`` means zeros, which CUDA neither makes nor reads.
+        grad_output, grad_cells, grad_h_n, grad_c_n: gradients of the results of
+            :func:`sequence_forward`, with the same sizes. ``None`` means zeros.
         output, cells: as :func:`sequence_forward` returned them.
         gates: the activated gates of all steps, the third output of
             ``torch.ops.lltm._sequence_forward_with_gates``: of the sizes of ``output``, with
@@ -165,6 +169,8 @@ def sequence_backward(
     return torch.ops.lltm.sequence_backward(  # type: ignore[no-any-return]
         grad_output,
         grad_cells,
+        grad_h_n,
+        grad_c_n,
         output,
         cells,
         gates,

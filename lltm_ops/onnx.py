@@ -72,14 +72,14 @@ def _sequence_forward(
     else:
         rows, runs = _padded_rows(batch_sizes, h0)
         products, resets = op.Gather(products, rows), op.Gather(resets, rows)
-    output, cells = _masked_sequence(
+    output, cells, h_n, c_n = _masked_sequence(
         products, recurrent_weights, h0, c0, resets, runs,
         input_directions=[direction] * 3, output_directions=[direction, direction],
     )  # fmt: skip
     if batch_sizes is None:
-        return output, cells
+        return output, cells, h_n, c_n
     packed_rows = op.Transpose(op.NonZero(runs), perm=[1, 0])
-    return op.GatherND(output, packed_rows), op.GatherND(cells, packed_rows)
+    return op.GatherND(output, packed_rows), op.GatherND(cells, packed_rows), h_n, c_n
 
 
 def _products(input: Tensor, weights: Tensor, bias: Tensor, h: Tensor) -> Any:
@@ -148,7 +148,7 @@ def _sequence(
     c0: Tensor,
     input_directions: Sequence[int],
     output_directions: Sequence[int],
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     size = op.Shape(h0, start=1)
 
     @onnxscript.graph()
@@ -163,14 +163,14 @@ def _sequence(
         new_h = op.CastLike(op.Tanh(new_cell) / (1.0 + op.Exp(-output_gate)), old_h)
         return new_h, new_cell, op.Identity(new_h), op.CastLike(new_cell, old_h)
 
-    _, _, output, cells = op.Scan(
+    h_n, c_n, output, cells = op.Scan(
         h0, op.CastLike(c0, products), products,
         body=step,
         num_scan_inputs=1,
         scan_input_directions=input_directions,
         scan_output_directions=output_directions,
     )  # fmt: skip
-    return output, cells
+    return output, cells, h_n, op.CastLike(c_n, c0)
 
 
 @_script
@@ -183,7 +183,7 @@ def _masked_sequence(
     runs: Tensor,
     input_directions: Sequence[int],
     output_directions: Sequence[int],
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """A row that does not run keeps its state: in reverse, packed sequences begin late."""
 
     size = op.Shape(h0, start=1)
@@ -208,11 +208,11 @@ def _masked_sequence(
         new_cell = op.Where(running, new_cell, old_cell)
         return new_h, new_cell, op.Identity(new_h), op.CastLike(new_cell, old_h)
 
-    _, _, output, cells = op.Scan(
+    h_n, c_n, output, cells = op.Scan(
         h0, op.CastLike(c0, products), products, resets, runs,
         body=step,
         num_scan_inputs=3,
         scan_input_directions=input_directions,
         scan_output_directions=output_directions,
     )  # fmt: skip
-    return output, cells
+    return output, cells, h_n, op.CastLike(c_n, c0)

@@ -44,6 +44,8 @@ struct BackwardPointers {
   bool has_batch_sizes;
   const scalar_t* grad_output;
   const scalar_t* grad_cells;
+  const scalar_t* grad_h_n; // null: zeros
+  const scalar_t* grad_c_n; // null: zeros
   const scalar_t* output;
   const scalar_t* cells;
   const scalar_t* gates;
@@ -160,8 +162,8 @@ class Backward {
             chunks_.size() > 1) {}
 
   void run() {
-    std::fill_n(d_h_.data(), state_, opmath_t(0));
-    std::fill_n(d_cell_.data(), state_, opmath_t(0));
+    begin_with(p_.grad_h_n, d_h_.data());
+    begin_with(p_.grad_c_n, d_cell_.data());
     if (multiplies_steps_) {
       pack_rows_on_threads<scalar_t, gemm_t>(
           {p_.weights, p_.sizes.features()}, p_.sizes.gate_units(), weights_);
@@ -188,6 +190,15 @@ class Backward {
 
  private:
   using opmath_t = at::opmath_type<scalar_t>;
+
+  // The gradients of the last state wait here for the step that made it.
+  void begin_with(const scalar_t* gradient, opmath_t* d_state) {
+    if (gradient == nullptr) {
+      std::fill_n(d_state, state_, opmath_t(0));
+    } else {
+      convert(gradient, d_state, state_);
+    }
+  }
 
   void run_steps(
       const SequenceChunk& chunk,
@@ -350,30 +361,47 @@ void run_backward(const BackwardPointers<scalar_t>& pointers) {
   });
 }
 
+at::Tensor contiguous_or_none(const OptionalTensor& tensor) {
+  return tensor ? tensor->contiguous() : at::Tensor();
+}
+
+template <typename scalar_t>
+const scalar_t* data_or_null(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.const_data_ptr<scalar_t>() : nullptr;
+}
+
 BackwardResult backward_kernel_impl(
     const SequenceBackwardArguments& a,
     const std::vector<SequenceStep>& steps) {
   const bool has_rows = a.output.numel() > 0;
-  const auto memory = [&](bool wanted, at::IntArrayRef sizes) {
+  const auto memory = [&](bool wanted,
+                          at::IntArrayRef sizes,
+                          const OptionalTensor& of_last_state = {}) {
     at::Tensor gradient;
     if (wanted) {
       // lltm_forward.cpp says why it is not at::empty().
       gradient = at::detail::empty_cpu(sizes, a.input.options());
     }
-    return wanted && !has_rows ? gradient.zero_() : gradient;
+    if (wanted && !has_rows) {
+      of_last_state ? gradient.copy_(*of_last_state) : gradient.zero_();
+    }
+    return gradient;
   };
   const BackwardResult result{
       memory(a.output_mask[0], a.input.sizes()),
       memory(a.output_mask[1], a.weights.sizes()),
       memory(a.output_mask[2], {a.weights.size(0)}),
-      memory(a.output_mask[3], a.h0.sizes()),
-      memory(a.output_mask[4], a.h0.sizes())};
+      memory(a.output_mask[3], a.h0.sizes(), a.grad_h_n),
+      memory(a.output_mask[4], a.h0.sizes(), a.grad_c_n)};
   if (!has_rows) {
     return result;
   }
-  const auto grad_output = a.grad_output.expect_contiguous();
+  const auto grad_output =
+      (a.grad_output ? *a.grad_output : at::zeros_like(a.output)).contiguous();
   const auto grad_cells =
       (a.grad_cells ? *a.grad_cells : at::zeros_like(a.cells)).contiguous();
+  const auto grad_h_n = contiguous_or_none(a.grad_h_n);
+  const auto grad_c_n = contiguous_or_none(a.grad_c_n);
   const auto output = a.output.expect_contiguous();
   const auto cells = a.cells.expect_contiguous();
   const auto gates = a.gates.expect_contiguous();
@@ -385,7 +413,7 @@ BackwardResult backward_kernel_impl(
       ? a.weights.expect_contiguous()
       : c10::MaybeOwned<at::Tensor>::borrowed(a.weights);
   const auto h0 = a.h0.expect_contiguous();
-  const auto resets = a.resets ? a.resets->contiguous() : at::Tensor();
+  const auto resets = contiguous_or_none(a.resets);
   AT_DISPATCH_FLOATING_TYPES_AND2(
       at::kHalf,
       at::kBFloat16,
@@ -398,8 +426,10 @@ BackwardResult backward_kernel_impl(
             .gradients = pointers_to<scalar_t>(result),
             .steps = steps,
             .has_batch_sizes = a.batch_sizes.has_value(),
-            .grad_output = grad_output->const_data_ptr<scalar_t>(),
+            .grad_output = grad_output.const_data_ptr<scalar_t>(),
             .grad_cells = grad_cells.const_data_ptr<scalar_t>(),
+            .grad_h_n = data_or_null<scalar_t>(grad_h_n),
+            .grad_c_n = data_or_null<scalar_t>(grad_c_n),
             .output = output->const_data_ptr<scalar_t>(),
             .cells = cells->const_data_ptr<scalar_t>(),
             .gates = gates->const_data_ptr<scalar_t>(),

@@ -412,19 +412,21 @@ void run_sequence(const SequenceForwardPointers<scalar_t>& p) {
 }
 
 template <bool write_gates>
-ForwardWithGatesResult sequence_forward_kernel_impl(
+SequenceForwardWithGatesResult sequence_forward_kernel_impl(
     const SequenceForwardArguments& a) {
   check_arguments(a);
   const auto steps = sequence_steps(a);
   const auto state_size = a.h0.size(1);
   auto output = empty_rows(a.input, state_size);
   auto cells = empty_rows(a.input, state_size);
+  auto c_n = a.c0.clone(at::MemoryFormat::Contiguous);
   at::Tensor gates;
   if constexpr (write_gates) {
     gates = empty_rows(a.input, kGates * state_size);
   }
   if (output.numel() == 0) {
-    return {std::move(output), std::move(cells), std::move(gates)};
+    auto h_n = a.h0.clone(at::MemoryFormat::Contiguous);
+    return {output, cells, std::move(h_n), std::move(c_n), gates};
   }
   // A loop or a second layer frees twice as much before it allocates again.
   keep_memory(2 * (write_gates ? 5 : 2) * output.nbytes());
@@ -432,7 +434,6 @@ ForwardWithGatesResult sequence_forward_kernel_impl(
   const auto weights = a.weights.expect_contiguous();
   const auto bias = a.bias.expect_contiguous();
   const auto h0 = a.h0.expect_contiguous();
-  const auto c0 = a.c0.expect_contiguous();
   const auto resets = a.resets ? a.resets->contiguous() : at::Tensor();
   AT_DISPATCH_FLOATING_TYPES_AND2(
       at::kHalf,
@@ -441,9 +442,9 @@ ForwardWithGatesResult sequence_forward_kernel_impl(
       "lltm_sequence_forward_cpu",
       [&] {
         using opmath_t = at::opmath_type<scalar_t>;
-        Scratch<opmath_t> cell_states(c0->numel());
-        convert(
-            c0->const_data_ptr<scalar_t>(), cell_states.data(), c0->numel());
+        Scratch<opmath_t> cell_states(c_n.numel());
+        auto* const c = c_n.mutable_data_ptr<scalar_t>();
+        convert(c, cell_states.data(), c_n.numel());
         run_sequence<scalar_t>({
             .sizes = {a.h0.size(0), a.input.size(-1), state_size},
             .math = CellMath<opmath_t>(a),
@@ -459,11 +460,13 @@ ForwardWithGatesResult sequence_forward_kernel_impl(
             .cells = cells.mutable_data_ptr<scalar_t>(),
             .gates = write_gates ? gates.mutable_data_ptr<scalar_t>() : nullptr,
         });
+        convert(cell_states.data(), c, c_n.numel());
       });
-  return {std::move(output), std::move(cells), std::move(gates)};
+  auto h_n = last_states(steps, output.flatten(0, -2), a.h0);
+  return {output, cells, std::move(h_n), std::move(c_n), gates};
 }
 
-ForwardResult sequence_forward_kernel(
+SequenceForwardResult sequence_forward_kernel(
     const SequenceForwardArguments& arguments) {
   return without_gates(sequence_forward_kernel_impl<false>(arguments));
 }

@@ -6,6 +6,7 @@
 
 #include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <tuple>
 
@@ -32,8 +33,11 @@ class BackwardSteps {
       const at::Tensor& d_gates)
       : a_(a),
         steps_(steps),
-        grad_output_(as_rows(a.grad_output)),
+        grad_output_(
+            as_rows(a.grad_output ? *a.grad_output : at::zeros_like(a.output))),
         grad_cells_(a.grad_cells ? as_rows(*a.grad_cells) : at::Tensor()),
+        grad_h_n_(a.grad_h_n ? as_rows(*a.grad_h_n) : at::Tensor()),
+        grad_c_n_(a.grad_c_n ? as_rows(*a.grad_c_n) : at::Tensor()),
         cells_(as_rows(a.cells)),
         gates_(as_rows(a.gates)),
         weights_for_h_(a.weights.narrow(1, 0, a.h0.size(1))),
@@ -67,6 +71,8 @@ class BackwardSteps {
           args.cells = cells_.const_data_ptr<scalar_t>();
           args.grad_output = grad_output_.const_data_ptr<scalar_t>();
           args.grad_cells = const_rows<scalar_t>(grad_cells_, {});
+          args.grad_h_n = const_rows<scalar_t>(grad_h_n_, {});
+          args.grad_c_n = const_rows<scalar_t>(grad_c_n_, {});
           args.d_gates = d_gates_.mutable_data_ptr<scalar_t>();
           args.d_h0 = d_h0.mutable_data_ptr<scalar_t>();
           args.d_c0 = d_c0.mutable_data_ptr<scalar_t>();
@@ -79,8 +85,14 @@ class BackwardSteps {
   std::tuple<at::Tensor, at::Tensor> run_steps() const {
     const auto options =
         gates_.options().dtype(at::toOpMathType(gates_.scalar_type()));
-    const auto d_h = at::zeros(state_sizes_, options);
-    const auto d_cell = at::zeros(state_sizes_, options);
+    // The gradients of the last state wait here for the step that made it.
+    const auto begin_with = [&](const at::Tensor& gradient) {
+      return gradient.defined()
+          ? gradient.to(options, /*non_blocking=*/false, /*copy=*/true)
+          : at::zeros(state_sizes_, options);
+    };
+    const auto d_h = begin_with(grad_h_n_);
+    const auto d_cell = begin_with(grad_c_n_);
     const auto weights = weights_for_products(
         weights_for_h_, static_cast<int64_t>(steps_.size()));
     const SequenceStep* next = nullptr;
@@ -124,7 +136,9 @@ class BackwardSteps {
   const SequenceBackwardArguments& a_;
   const std::vector<SequenceStep>& steps_;
   const at::Tensor grad_output_;
-  const at::Tensor grad_cells_; // or undefined: zeros
+  const at::Tensor grad_cells_; // these three, or undefined: zeros
+  const at::Tensor grad_h_n_;
+  const at::Tensor grad_c_n_;
   const at::Tensor cells_;
   const at::Tensor gates_;
   const at::Tensor weights_for_h_;
@@ -179,8 +193,13 @@ BackwardResult sequence_backward_impl(const SequenceBackwardArguments& a) {
       at::empty({input_rows.size(0), a.weights.size(0)}, a.input.options());
   at::Tensor d_input, d_bias, d_h0, d_c0;
   if (d_gates.numel() == 0) {
-    d_h0 = at::zeros(a.h0.sizes(), a.input.options());
-    d_c0 = at::zeros(a.h0.sizes(), a.input.options());
+    // No step runs, so the last state is the first.
+    const auto copy_or_zeros = [&](const OptionalTensor& gradient) {
+      return gradient ? gradient->clone(at::MemoryFormat::Contiguous)
+                      : at::zeros(a.h0.sizes(), a.input.options());
+    };
+    d_h0 = copy_or_zeros(a.grad_h_n);
+    d_c0 = copy_or_zeros(a.grad_c_n);
   } else {
     std::tie(d_h0, d_c0) = BackwardSteps<Device>(a, steps, d_gates).run();
   }

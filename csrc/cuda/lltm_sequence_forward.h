@@ -54,6 +54,11 @@ class ForwardSteps {
     }
   }
 
+  // Of opmath.
+  const at::Tensor& last_cell() const {
+    return cell_;
+  }
+
  private:
   bool run_recurrence(
       const SequenceChunk& chunk,
@@ -151,7 +156,7 @@ class ForwardSteps {
 };
 
 template <SequenceDevice Device, bool write_gates>
-ForwardWithGatesResult sequence_forward_impl(
+SequenceForwardWithGatesResult sequence_forward_impl(
     const SequenceForwardArguments& a) {
   check_arguments(a);
   const typename Device::Guard device_guard(a.input.device());
@@ -166,7 +171,8 @@ ForwardWithGatesResult sequence_forward_impl(
     gates = empty_rows(a.input, 3 * state_size);
   }
   if (output.numel() == 0) {
-    return {std::move(output), std::move(cells), std::move(gates)};
+    const auto format = at::MemoryFormat::Contiguous;
+    return {output, cells, a.h0.clone(format), a.c0.clone(format), gates};
   }
   ForwardSteps<Device> forward(a, steps, output, cells);
   const auto input_rows = a.input.flatten(0, -2);
@@ -189,7 +195,13 @@ ForwardWithGatesResult sequence_forward_impl(
         weights_for_input);
     forward.template run<write_gates>(chunk, products);
   }
-  return {std::move(output), std::move(cells), std::move(gates)};
+  return {
+      output,
+      cells,
+      last_states(steps, output.flatten(0, -2), a.h0),
+      forward.last_cell().to(
+          a.c0.scalar_type(), /*non_blocking=*/false, /*copy=*/true),
+      gates};
 }
 
 } // namespace lltm

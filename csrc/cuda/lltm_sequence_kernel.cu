@@ -56,7 +56,7 @@ struct CudaSequenceDevice : CudaDevice {
   }
 };
 
-ForwardResult sequence_forward_kernel(
+SequenceForwardResult sequence_forward_kernel(
     const SequenceForwardArguments& arguments) {
   return without_gates(
       sequence_forward_impl<CudaSequenceDevice, false>(arguments));

@@ -158,26 +158,30 @@ auto call_with_mapped_tensors(
       arguments.fields());
 }
 
-// Calls visit(result, shape) for each result that is wanted: for h, the cell
-// state and perhaps gates, or for the gradients that output_mask asks for.
+// The gradients, in the order of OutputMask.
+template <typename Arguments>
+auto shapes_of_gradients(const Arguments& a) {
+  return std::array{
+      rows_of(a, Dim::kInputFeatures),
+      kShapeOfWeights,
+      kShapeOfBias,
+      kShapeOfState,
+      kShapeOfState};
+}
+
+// Calls visit(result, shape) for each result that is wanted: all of those that
+// go forward, or the gradients that output_mask asks for. The gates come last,
+// so results may be without them.
 template <typename Arguments, typename Results, typename Visit>
 void for_each_result(const Arguments& a, Results& results, const Visit& visit) {
-  const auto state = rows_of(a, Dim::kStateSize);
-  std::array<Shape, std::tuple_size_v<OutputMask>> shapes{
-      state, state, rows_of(a, Dim::kGates)};
-  OutputMask wanted = kAllWanted;
-  if constexpr (requires { a.output_mask; }) {
-    shapes = {
-        rows_of(a, Dim::kInputFeatures),
-        kShapeOfWeights,
-        kShapeOfBias,
-        kShapeOfState,
-        kShapeOfState};
-    wanted = a.output_mask;
-  }
+  const auto shapes = a.shapes_of_results();
   size_t i = 0;
   const auto visit_if_wanted = [&](auto& result) {
-    if (wanted[i]) {
+    bool wanted = true;
+    if constexpr (requires { a.output_mask; }) {
+      wanted = a.output_mask[i];
+    }
+    if (wanted) {
       visit(result, shapes[i]);
     }
     ++i;

@@ -79,22 +79,33 @@ variable_list apply(const Arguments& arguments, First... first) {
       arguments.fields());
 }
 
+// The results that are wanted, in their places.
+template <typename Results, typename Arguments>
+Results as_results(const Arguments& arguments, const variable_list& wanted) {
+  Results results;
+  auto next = wanted.begin();
+  for_each_result(arguments, results, [&](at::Tensor& result, auto&&) {
+    result = *next++;
+  });
+  return results;
+}
+
 // Goes forward, and gives the gates: backward reads them, so the gradient of a
 // gradient comes through them.
 template <typename Node, auto op, auto backward_op>
 struct ForwardFunction : torch::autograd::Function<Node> {
   using Arguments = ArgumentsOf<op>;
+  using Results = decltype(op(std::declval<const Arguments&>()));
   static constexpr bool kIsSequence =
       !std::is_same_v<Arguments, ForwardArguments>;
   // backward() calls operators alone, so compiled autograd may trace it.
   static constexpr bool is_traceable = true;
 
-  static ForwardWithGatesResult record(const Arguments& arguments) {
+  static Results record(const Arguments& arguments) {
     // forward() sets it, and the handler below finds the node by it.
     at::Tensor output;
     try {
-      const auto outputs = apply<Node>(arguments, &output);
-      return {outputs[0], outputs[1], outputs[2]};
+      return as_results<Results>(arguments, apply<Node>(arguments, &output));
     } catch (...) {
       // A hook on saved tensors may raise: activation checkpointing ends a
       // recomputation that way. ctx then still holds what it was to save, and
@@ -127,32 +138,35 @@ struct ForwardFunction : torch::autograd::Function<Node> {
               "to require no gradient",
               "one that does, and has no derivative"));
     });
-    const auto& [h, cell, gates] = results;
     auto weights = arguments.weights;
     if constexpr (!kIsSequence) {
       // An optimizer may change weights of which backward needs only the shape.
       if (!arguments.input.requires_grad() &&
           !arguments.old_h.requires_grad()) {
+        const auto& gates = std::get<2>(results);
         weights = gates.new_empty_strided_symint(weights.sym_sizes(), {0, 0});
       }
     }
     save(ctx, backward_arguments(arguments, results, weights, at::Tensor()));
     // Autograd's own zeros are plain tensors, which no DTensor goes with.
     ctx->set_materialize_grads(false);
-    *an_output = cell;
-    return {h, cell, gates};
+    *an_output = std::get<0>(results);
+    return std::apply(
+        [](const auto&... tensors) { return variable_list{tensors...}; },
+        results);
   }
 
   static variable_list backward(
       AutogradContext* ctx,
       const variable_list& grads) {
     auto tensors = ctx->get_saved_variables();
-    for (size_t i = 0; i < 2; ++i) {
-      // Nothing arrives for an output that nobody used. The third tensor has
-      // the shape of it. Sequences need no gradient of cells.
-      const bool needed = i == 0 || !kIsSequence;
-      tensors[i] =
-          grads[i].defined() || !needed ? grads[i] : at::zeros_like(tensors[2]);
+    const auto& grad_gates = grads.back();
+    for (size_t i = 0; i + 1 < grads.size(); ++i) {
+      // Nothing arrives for an output that nobody used. Sequences need nothing;
+      // for the cell, the third tensor has the shape of it.
+      tensors[i] = grads[i].defined() || kIsSequence
+          ? grads[i]
+          : at::zeros_like(tensors[2]);
     }
     OutputMask output_mask{};
     for (size_t i = 0; i < output_mask.size(); ++i) {
@@ -160,8 +174,8 @@ struct ForwardFunction : torch::autograd::Function<Node> {
     }
     const auto arguments =
         saved_arguments<ArgumentsOf<backward_op>>(ctx, tensors, output_mask);
-    auto [d_input, d_weights, d_bias, d_h, d_cell] = grads[2].defined()
-        ? composite_backward(arguments, grads[2])
+    auto [d_input, d_weights, d_bias, d_h, d_cell] = grad_gates.defined()
+        ? composite_backward(arguments, grad_gates)
         : backward_op(arguments);
     // None for an_output, and for the arguments after these.
     variable_list gradients{
@@ -178,13 +192,7 @@ struct BackwardFunction : torch::autograd::Function<Node> {
   using Arguments = ArgumentsOf<op>;
 
   static BackwardResult record(const Arguments& arguments) {
-    const auto outputs = apply<Node>(arguments);
-    auto output = outputs.begin();
-    BackwardResult gradients;
-    for_each_result(arguments, gradients, [&](at::Tensor& gradient, auto&&) {
-      gradient = *output++;
-    });
-    return gradients;
+    return as_results<BackwardResult>(arguments, apply<Node>(arguments));
   }
 
   template <typename... Values>
@@ -279,11 +287,7 @@ auto autograd_kernel(const Arguments& arguments) -> decltype(op(arguments)) {
     return composite_kernel<op>(arguments);
   }
   if (at::GradMode::is_enabled() && any_tensor(arguments, requires_grad)) {
-    if constexpr (std::is_same_v<decltype(op(arguments)), ForwardResult>) {
-      return without_gates(Function::record(arguments));
-    } else {
-      return Function::record(arguments);
-    }
+    return results_of<op>(Function::record(arguments));
   }
   const at::AutoDispatchBelowADInplaceOrView guard;
   return op(arguments); // through the dispatcher again, below autograd

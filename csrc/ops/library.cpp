@@ -22,11 +22,12 @@ BackwardResult backward(const BackwardArguments& arguments) {
   return call<backward>("lltm::backward", arguments);
 }
 
-ForwardResult sequence_forward(const SequenceForwardArguments& arguments) {
+SequenceForwardResult sequence_forward(
+    const SequenceForwardArguments& arguments) {
   return call<sequence_forward>("lltm::sequence_forward", arguments);
 }
 
-ForwardWithGatesResult _sequence_forward_with_gates(
+SequenceForwardWithGatesResult _sequence_forward_with_gates(
     const SequenceForwardArguments& arguments) {
   return call<_sequence_forward_with_gates>(
       "lltm::_sequence_forward_with_gates", arguments);
@@ -84,16 +85,19 @@ TORCH_LIBRARY(lltm, m) {
   m.def(
       "sequence_forward(Tensor input, Tensor weights, Tensor bias, Tensor h0, "
       "Tensor c0, Tensor? batch_sizes=None, bool reverse=False, "
-      "Tensor? resets=None) -> (Tensor output, Tensor cells)",
+      "Tensor? resets=None) "
+      "-> (Tensor output, Tensor cells, Tensor h_n, Tensor c_n)",
       tags);
   m.def(
       "_sequence_forward_with_gates(Tensor input, Tensor weights, Tensor bias, "
       "Tensor h0, Tensor c0, Tensor? batch_sizes=None, bool reverse=False, "
-      "Tensor? resets=None) -> (Tensor output, Tensor cells, Tensor gates)",
+      "Tensor? resets=None) "
+      "-> (Tensor output, Tensor cells, Tensor h_n, Tensor c_n, Tensor gates)",
       tags);
   m.def(
-      "sequence_backward(Tensor grad_output, Tensor? grad_cells, Tensor output,"
-      " Tensor cells, Tensor gates, Tensor input, Tensor weights, Tensor h0, "
+      "sequence_backward(Tensor? grad_output, Tensor? grad_cells, "
+      "Tensor? grad_h_n, Tensor? grad_c_n, Tensor output, Tensor cells, "
+      "Tensor gates, Tensor input, Tensor weights, Tensor h0, "
       "Tensor? batch_sizes=None, bool reverse=False, Tensor? resets=None, "
       "bool[5] output_mask=[True, True, True, True, True]) "
       "-> (Tensor d_input, Tensor d_weights, Tensor d_bias, Tensor d_h0, "

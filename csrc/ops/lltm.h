@@ -35,6 +35,11 @@ struct ForwardArguments {
         Field{"old_h", old_h, kShapeOfState},
         Field{"old_cell", old_cell, kShapeOfState});
   }
+
+  auto shapes_of_results() const {
+    const auto state = rows_of(*this, Dim::kStateSize);
+    return std::array{state, state, rows_of(*this, Dim::kGates)};
+  }
 };
 
 struct BackwardArguments {
@@ -60,6 +65,10 @@ struct BackwardArguments {
         Field{"old_h", old_h, kShapeOfState},
         Field{"output_mask", output_mask});
   }
+
+  auto shapes_of_results() const {
+    return shapes_of_gradients(*this);
+  }
 };
 
 using ForwardResult = std::tuple<at::Tensor, at::Tensor>;
@@ -67,8 +76,23 @@ using ForwardWithGatesResult = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 using BackwardResult =
     std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
-inline ForwardResult without_gates(ForwardWithGatesResult result) {
-  return {std::move(std::get<0>(result)), std::move(std::get<1>(result))};
+// All results but the last, the gates.
+template <typename Results>
+auto without_gates(Results results) {
+  return [&]<size_t... i>(std::index_sequence<i...>) {
+    return std::make_tuple(std::move(std::get<i>(results))...);
+  }(std::make_index_sequence<std::tuple_size_v<Results> - 1>());
+}
+
+// The results of op, which has gates among its results or has not.
+template <auto op, typename ResultWithGates>
+auto results_of(ResultWithGates result) {
+  using Result = decltype(op(std::declval<const ArgumentsOf<op>&>()));
+  if constexpr (std::is_same_v<Result, ResultWithGates>) {
+    return result;
+  } else {
+    return without_gates(std::move(result));
+  }
 }
 
 // What backward takes of a call of forward and of its results. weights: those

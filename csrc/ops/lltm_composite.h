@@ -62,14 +62,11 @@ BackwardResult composite_backward(
 // the functions above, or those for sequences of lltm_sequence_composite.h.
 template <auto op, typename Arguments = ArgumentsOf<op>>
 auto composite_kernel(const Arguments& arguments) -> decltype(op(arguments)) {
-  using Result = decltype(op(arguments));
   check_arguments(arguments);
-  if constexpr (std::is_same_v<Result, BackwardResult>) {
+  if constexpr (requires { arguments.output_mask; }) {
     return composite_backward(arguments, at::Tensor());
-  } else if constexpr (std::is_same_v<Result, ForwardResult>) {
-    return without_gates(composite_forward(arguments));
   } else {
-    return composite_forward(arguments);
+    return results_of<op>(composite_forward(arguments));
   }
 }
 

@@ -7,7 +7,8 @@
 //
 // fields() has the shapes. batch_sizes are those of a PackedSequence, one for
 // each step and never increasing; input is packed with them, and padded
-// without. Output, cells and gates have a row for each row of input.
+// without. Output, cells and gates have a row for each row of input. h_n and
+// c_n are the state after the step of each sequence that runs last.
 //
 // reverse runs from the last step to the first. Where resets are true, the step
 // begins with zeros instead of the state of the step before it.
@@ -36,13 +37,26 @@ struct SequenceForwardArguments {
         Field{"reverse", reverse},
         Field{"resets", resets, rows_of(*this, Dim::kNone), at::kBool});
   }
+
+  auto shapes_of_results() const {
+    const auto states = rows_of(*this, Dim::kStateSize);
+    return std::array{
+        states,
+        states,
+        kShapeOfState,
+        kShapeOfState,
+        rows_of(*this, Dim::kGates)};
+  }
 };
 
+// Gradients that are none are zeros.
 struct SequenceBackwardArguments {
   static constexpr auto kOperator = "lltm::sequence_backward";
 
-  const at::Tensor& grad_output;
-  OptionalTensor grad_cells; // none: zeros
+  OptionalTensor grad_output;
+  OptionalTensor grad_cells;
+  OptionalTensor grad_h_n;
+  OptionalTensor grad_c_n;
   const at::Tensor& output;
   const at::Tensor& cells;
   const at::Tensor& gates;
@@ -58,6 +72,8 @@ struct SequenceBackwardArguments {
     return std::make_tuple(
         Field{"grad_output", grad_output, rows_of(*this, Dim::kStateSize)},
         Field{"grad_cells", grad_cells, rows_of(*this, Dim::kStateSize)},
+        Field{"grad_h_n", grad_h_n, kShapeOfState},
+        Field{"grad_c_n", grad_c_n, kShapeOfState},
         Field{"output", output, rows_of(*this, Dim::kStateSize)},
         Field{"cells", cells, rows_of(*this, Dim::kStateSize)},
         Field{"gates", gates, rows_of(*this, Dim::kGates)},
@@ -69,18 +85,29 @@ struct SequenceBackwardArguments {
         Field{"resets", resets, rows_of(*this, Dim::kNone), at::kBool},
         Field{"output_mask", output_mask});
   }
+
+  auto shapes_of_results() const {
+    return shapes_of_gradients(*this);
+  }
 };
+
+using SequenceForwardResult =
+    std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+using SequenceForwardWithGatesResult =
+    std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
 // What sequence_backward takes of a call of sequence_forward, as in lltm.h.
 inline SequenceBackwardArguments backward_arguments(
     const SequenceForwardArguments& forward,
-    const ForwardWithGatesResult& results,
+    const SequenceForwardWithGatesResult& results,
     const at::Tensor& weights,
     const at::Tensor& unknown) {
-  const auto& [output, cells, gates] = results;
+  const auto& [output, cells, h_n, c_n, gates] = results;
   return {
       .grad_output = unknown,
       .grad_cells = unknown,
+      .grad_h_n = unknown,
+      .grad_c_n = unknown,
       .output = output,
       .cells = cells,
       .gates = gates,
@@ -97,6 +124,8 @@ inline SequenceBackwardArguments as_sequence(const BackwardArguments& a) {
   return {
       .grad_output = a.grad_h,
       .grad_cells = a.grad_cell,
+      .grad_h_n = {},
+      .grad_c_n = {},
       .output = a.new_cell, // no step reads the h of a step before it
       .cells = a.new_cell,
       .gates = a.gates,
@@ -113,12 +142,14 @@ Step step_arguments(const Sequence& /*sequence*/, const Tensors&... tensors) {
   return {tensors...};
 }
 
-// Returns (output, cells): h and the cell state of all steps.
-ForwardResult sequence_forward(const SequenceForwardArguments& arguments);
+// Returns (output, cells, h_n, c_n): h and the cell state of all steps, then
+// those after the last.
+SequenceForwardResult sequence_forward(
+    const SequenceForwardArguments& arguments);
 
 // Internal, called by autograd: sequence_forward, and the activated gates of
 // all steps.
-ForwardWithGatesResult _sequence_forward_with_gates(
+SequenceForwardWithGatesResult _sequence_forward_with_gates(
     const SequenceForwardArguments& arguments);
 
 // Returns the gradients of input, weights, bias, h0 and c0; where output_mask

@@ -51,6 +51,10 @@ at::Tensor reset(
                 : state;
 }
 
+at::Tensor or_zeros(const OptionalTensor& gradient, const at::Tensor& like) {
+  return gradient ? *gradient : at::zeros_like(like);
+}
+
 // The rows of a step, then the rest of the batch as it was.
 at::Tensor with_kept(const at::Tensor& rows, const at::Tensor& before) {
   const auto rest = before.size(0) - rows.size(0);
@@ -81,7 +85,8 @@ at::Tensor old_states(
   return resets ? all.masked_fill(resets->unsqueeze(1), 0) : all;
 }
 
-ForwardWithGatesResult composite_forward(const SequenceForwardArguments& a) {
+SequenceForwardWithGatesResult composite_forward(
+    const SequenceForwardArguments& a) {
   const auto steps = sequence_steps(a);
   const auto input_rows = as_rows(a.input);
   const auto reset_rows = flat(a.resets);
@@ -101,9 +106,8 @@ ForwardWithGatesResult composite_forward(const SequenceForwardArguments& a) {
             opmath_bias,
             reset(h.narrow(0, 0, step.rows), step, reset_rows),
             reset(cell.narrow(0, 0, step.rows), step, reset_rows)));
-    // Only in reverse does a later step have more rows.
-    h = a.reverse ? with_kept(new_h, h) : new_h;
-    cell = a.reverse ? with_kept(new_cell, cell) : new_cell;
+    h = with_kept(new_h, h);
+    cell = with_kept(new_cell, cell);
     outputs.push_back(new_h);
     cells.push_back(new_cell.to(a.c0.scalar_type()));
     gates.push_back(activated);
@@ -112,16 +116,20 @@ ForwardWithGatesResult composite_forward(const SequenceForwardArguments& a) {
     return like_input(
         in_order_of_time(std::move(of_steps), a.reverse), a.input);
   };
-  return {joined(outputs), joined(cells), joined(gates)};
+  return {
+      joined(outputs),
+      joined(cells),
+      h,
+      cell.to(a.c0.scalar_type()),
+      joined(gates)};
 }
 
 BackwardResult composite_backward(
     const SequenceBackwardArguments& a,
     const at::Tensor& grad_gates) {
   const auto steps = sequence_steps(a);
-  const auto grad_h_rows = as_rows(a.grad_output);
-  const auto grad_cell_rows =
-      as_rows(a.grad_cells ? *a.grad_cells : at::zeros_like(a.cells));
+  const auto grad_h_rows = as_rows(or_zeros(a.grad_output, a.output));
+  const auto grad_cell_rows = as_rows(or_zeros(a.grad_cells, a.cells));
   const auto cell_rows = as_rows(a.cells);
   const auto gate_rows = as_rows(a.gates);
   const auto grad_gate_rows =
@@ -132,8 +140,8 @@ BackwardResult composite_backward(
       old_states(steps, as_rows(a.output), a.h0, a.reverse, reset_rows);
   // Not rounded between steps.
   const auto opmath_weights = to_opmath(a.weights);
-  auto d_h = to_opmath(a.h0.new_zeros_symint(a.h0.sym_sizes()));
-  auto d_cell = d_h;
+  auto d_h = to_opmath(or_zeros(a.grad_h_n, a.h0));
+  auto d_cell = to_opmath(or_zeros(a.grad_c_n, a.h0));
   std::vector<at::Tensor> d_gates;
   for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
     const auto input = to_opmath(of_step(input_rows, *step));

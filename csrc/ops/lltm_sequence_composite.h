@@ -17,7 +17,7 @@ at::Tensor old_states(
     bool reverse,
     const OptionalTensor& resets);
 
-ForwardWithGatesResult composite_forward(
+SequenceForwardWithGatesResult composite_forward(
     const SequenceForwardArguments& arguments);
 BackwardResult composite_backward(
     const SequenceBackwardArguments& arguments,

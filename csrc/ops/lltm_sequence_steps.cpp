@@ -3,6 +3,7 @@
 #include "ops/checks.h"
 #include "ops/dispatch.h"
 
+#include <ATen/ops/cat.h>
 #include <c10/util/safe_numerics.h>
 #include <torch/library.h>
 
@@ -133,6 +134,23 @@ at::Tensor empty_rows(const at::Tensor& input, const c10::SymInt& columns) {
 
 at::Tensor of_step(const at::Tensor& rows, const SequenceStep& step) {
   return rows.narrow(0, step.first_row, step.rows);
+}
+
+at::Tensor last_states(
+    const std::vector<SequenceStep>& steps,
+    const at::Tensor& states,
+    const at::Tensor& initial) {
+  std::vector<at::Tensor> found;
+  int64_t rows = 0;
+  for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
+    if (step->rows > rows) {
+      found.push_back(
+          states.narrow(0, step->first_row + rows, step->rows - rows));
+      rows = step->rows;
+    }
+  }
+  found.push_back(initial.narrow(0, rows, initial.size(0) - rows));
+  return at::cat(found, 0);
 }
 
 std::vector<SequenceStep> sequence_steps(

@@ -21,6 +21,14 @@ struct SequenceStep {
 // The rows of a step.
 at::Tensor of_step(const at::Tensor& rows, const SequenceStep& step);
 
+// The state after the step of each sequence that runs last, [batch,
+// state_size], out of the states after all steps, [rows, state_size]. Without
+// steps it is the initial one.
+at::Tensor last_states(
+    const std::vector<SequenceStep>& steps,
+    const at::Tensor& states,
+    const at::Tensor& initial);
+
 // The steps in the order in which they run, without those that have no rows. If
 // none has rows, there is one step all the same, because autograd and vmap need
 // results that are computed from all arguments. Checks the values of

@@ -230,18 +230,6 @@ def test_a_scripted_layer_keeps_parameters_that_are_replaced(layer):
     assert torch.equal(scripted(input)[0], others(input)[0])
 
 
-@needs_torchscript
-def test_a_trace_of_an_export_keeps_sizes(layer):
-    layer.requires_grad_(False)
-    shapes = ({0: torch.export.Dim.DYNAMIC},)
-    example, longer = torch.randn(7, 3, 5), torch.randn(9, 3, 5)
-    exported = torch.export.export(layer, (example,), dynamic_shapes=shapes).module()
-    output, (h_n, _) = torch.jit.trace(exported, (example,))(longer)
-    exact, (exact_h_n, _) = layer(longer)
-    torch.testing.assert_close(output, exact)
-    assert not torch.equal(h_n, exact_h_n)
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 def test_quantize_dynamic_leaves_our_modules_as_they_are(layer):
     model = torch.nn.ModuleList([torch.nn.LSTM(5, 6), layer, lltm_ops.LLTMCell(5, 6)])

@@ -77,8 +77,8 @@ def test_our_operators_stand_in_the_training_graph_of_scan():
         return output, c
 
     def sequence(xs, weights, bias, h, c):
-        output, cells = lltm_ops.sequence_forward(xs, weights, bias, h, c)
-        return output, cells[-1]
+        output, _, _, c_n = lltm_ops.sequence_forward(xs, weights, bias, h, c)
+        return output, c_n
 
     recorder = AotEagerAndRecordGraphs()
     leaves = sequence_inputs(requires_grad=True)[:5]

@@ -312,7 +312,7 @@ def sample_of(name):
 def test_every_argument_is_checked_in_every_way(name, argument):
     arguments = sample_of(name)
     for wrong, plain in wrongly(arguments[argument]):
-        if wrong is None and argument == "grad_cells":
+        if wrong is None and name == "sequence_backward" and argument.startswith("grad_"):
             continue  # which is right
         arguments[argument] = wrong
         words = message(getattr(torch.ops.lltm, name), arguments.values())

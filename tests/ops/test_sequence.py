@@ -43,7 +43,7 @@ def test_a_reset_is_any_byte_but_zero():
     bytes_of_resets = torch.randint(0, 2, (5, 3), dtype=torch.uint8) * 255
     results = []
     for resets in (bytes_of_resets.view(torch.bool), bytes_of_resets.bool()):
-        output, _ = forward(input, weights, bias, h0, c0, resets=resets)
+        output, *_ = forward(input, weights, bias, h0, c0, resets=resets)
         results.append([output, *torch.autograd.grad(output.sum(), [input, weights, h0])])
     torch.testing.assert_close(*results, rtol=0, atol=0)
 
@@ -53,9 +53,9 @@ def test_a_reset_begins_a_new_sequence_also_after_what_is_not_finite():
     input[3, 0] = float("nan")
     resets = torch.zeros(12, 2, dtype=torch.bool)
     resets[5, 0] = True
-    output, _ = forward(input, weights, bias, h0, c0, resets=resets)
+    output, *_ = forward(input, weights, bias, h0, c0, resets=resets)
     zeros = torch.zeros_like(h0[:1])
-    anew, _ = forward(input[5:, :1], weights, bias, zeros, zeros)
+    anew, *_ = forward(input[5:, :1], weights, bias, zeros, zeros)
     torch.testing.assert_close(output[5:, :1], anew)
     assert output[3:5, 0].isnan().any() and output[:, 1].isfinite().all()
 
@@ -85,7 +85,7 @@ def test_half_types_lose_nothing_of_a_cell_that_has_grown(device, way, dtype, ki
         return (result.cpu().double() - e).square().mean().sqrt()
 
     # The CUDA kernels round the products with input before they become gates.
-    limits = (2 if device == "cpu" or way == "composite" else 3, 2)
+    limits = (2 if device == "cpu" or way == "composite" else 3, 2) * 2
     for actual, rounded, e, limit in zip(ours, best, exact, limits, strict=True):
         assert error(actual, e) <= limit * error(rounded, e)
 

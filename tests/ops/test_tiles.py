@@ -76,17 +76,19 @@ def step_backward(*sizes):
 def sequence_forward(*sizes, time=9):
     n = Numbers(*sizes, time)
     arguments = n.input, n.weights, n.bias, n.old_h, n.large
-    output, cells = torch.ops.lltm.sequence_forward(*arguments)
+    output, cells, h_n, c_n = torch.ops.lltm.sequence_forward(*arguments)
     # After a step the cell state is large, so h is 1.
     h = torch.cat([n.old_h.unsqueeze(0), torch.ones_like(n.grad[1:])])
     assert_same([output, cells], [torch.ones_like(output), n.large + n.sums(n.input, h).cumsum(0)])
+    assert_same([h_n, c_n], [output[-1], cells[-1]])
 
 
 def sequence_backward(*sizes, time=9):
     n = Numbers(*sizes, time)
     output = torch.ones_like(n.grad)
     cells, gates = output * 32, output.repeat(1, 1, 3)
-    arguments = output * 0, n.grad, output, cells, gates, n.input, n.weights, n.old_h
+    grads = output * 0, n.grad, None, None
+    arguments = *grads, output, cells, gates, n.input, n.weights, n.old_h
     d_cells = n.grad.double().flip(0).cumsum(0).flip(0)
     d_input = d_cells @ n.candidate[:, n.units :].double()
     d_h0 = d_cells[0] @ n.candidate[:, : n.units].double()

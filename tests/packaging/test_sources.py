@@ -12,11 +12,11 @@ PAIRS = "cpu/primitives/product_bfloat16.cpp"
 # The most files and lines of each part. A change that needs more raises them, and says why in its
 # message.
 MOST = {
-    "ops": (19, 2430),
-    "cpu": (21, 3545),
-    "cuda": (17, 2330),
-    "a step forward": (22, 2880),
-    "a sequence forward": (28, 3935),
+    "ops": (19, 2530),
+    "cpu": (21, 3575),
+    "cuda": (17, 2380),
+    "a step forward": (22, 2940),
+    "a sequence forward": (28, 4025),
 }
 # A reader begins with the file of the CPU's kernel and the file of the schemas. product.h has two
 # sources.

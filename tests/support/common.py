@@ -308,9 +308,10 @@ def sequence_backward_inputs(
 ) -> list[Any]:
     """Arguments of lltm::sequence_backward that belong together."""
     inputs = sequence_inputs(device, dtype, shape, kind)
-    output, cells, gates = torch.ops.lltm._sequence_forward_with_gates(*inputs)
+    output, cells, h_n, c_n, gates = torch.ops.lltm._sequence_forward_with_gates(*inputs)
     input, weights, _, h0, _, *options = inputs
-    tensors = [output * 0.5 + 0.3, cells * 0.3 - 0.2, output, cells, gates, input, weights, h0]
+    grads = [output * 0.5 + 0.3, cells * 0.3 - 0.2, h_n * 0.4 - 0.3, c_n * 0.2 + 0.1]
+    tensors = [*grads, output, cells, gates, input, weights, h0]
     return [*(t.detach().requires_grad_(requires_grad) for t in tensors), *options]
 
 
@@ -323,7 +324,7 @@ def sequence_reference(
     batch_sizes: Tensor | None = None,
     reverse: bool = False,
     resets: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """lltm::sequence_forward as a loop over the reference of the cell, row by row of the batch."""
     sizes = [len(h0)] * len(input) if batch_sizes is None else batch_sizes.tolist()
     steps = input.flatten(0, -2).split(sizes)
@@ -331,6 +332,7 @@ def sequence_reference(
     starts = [0, *itertools.accumulate(len(step) for step in steps)]
     hs: dict[int, Tensor] = {}
     cells: dict[int, Tensor] = {}
+    last = []
     for row, length in enumerate(lengths):
         h, cell = h0[row : row + 1], c0[row : row + 1]
         for t in reversed(range(length)) if reverse else range(length):
@@ -340,12 +342,14 @@ def sequence_reference(
             x = steps[t][row : row + 1]
             h, cell = lltm_ops.reference(x, weights, bias, h, cell)
             hs[place], cells[place] = h, cell
+        last.append((h, cell))
+    h_n, c_n = map(torch.cat, zip((h0[:0], c0[:0]), *last, strict=True))
     empty = [h0[:0]]
     output, all_cells = (
         torch.cat([states[place] for place in sorted(states)] or empty) for states in (hs, cells)
     )
     sizes_of_output = (*input.shape[:-1], h0.shape[1])
-    return output.view(sizes_of_output), all_cells.view(sizes_of_output)
+    return output.view(sizes_of_output), all_cells.view(sizes_of_output), h_n, c_n
 
 
 class Operator(NamedTuple):
@@ -368,7 +372,7 @@ class Operator(NamedTuple):
         return getattr(torch.ops.lltm, f"_{self.forward.__name__}_with_gates")
 
     @property
-    def reference(self) -> Callable[..., tuple[Tensor, Tensor]]:
+    def reference(self) -> Callable[..., tuple[Tensor, ...]]:
         return lltm_ops.reference if self.kind is None else sequence_reference
 
     @property
@@ -466,8 +470,8 @@ def weighted_loss(outputs: Sequence[Tensor]) -> Tensor:
         weight = torch.linspace(start, 1, output.numel(), dtype=torch.float64)
         return (output * weight.view(output.shape).to(output.device, output.dtype)).sum()
 
-    new_h, new_cell = outputs
-    return weighted(new_h, -1.0) + weighted(new_cell, 0.5)
+    starts = (-1.0, 0.5, -0.5, 0.3)[: len(outputs)]
+    return sum(map(weighted, outputs, starts), torch.zeros(()))
 
 
 def gradients(op, inputs: list[Any]) -> list[Tensor | None]:

@@ -161,6 +161,8 @@ struct Backward : Arguments<scalar_t> {
   const scalar_t* cells;       // [rows, state_size]
   const scalar_t* grad_output; // [rows, state_size]
   const scalar_t* grad_cells;  // [rows, state_size], or null: zeros
+  const scalar_t* grad_h_n;    // [batch, state_size], or null: zeros
+  const scalar_t* grad_c_n;    // [batch, state_size], or null: zeros
   // [rows, 3 * state_size], aligned to 16 bytes, filled with 0xff
   scalar_t* d_gates;
   scalar_t* d_h0; // [batch, state_size]

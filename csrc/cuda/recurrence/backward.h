@@ -31,7 +31,7 @@ class BackwardBlock {
     next_ = step_after(step_, 0);
 #pragma unroll
     for (int i = 0; i < work_.kOwned; ++i) {
-      load_saved(step_, i);
+      load_saved(step_, after_, i);
     }
     for (int32_t turn = 0; turn <= args_.sequence.steps; ++turn) {
       float* const own = sums + turn % 2 * (tiles * args_.kSums);
@@ -48,7 +48,7 @@ class BackwardBlock {
         if (args_.resets != nullptr && own < step_.rows) {
           resets_after_[i] = args_.resets[step_.first_row + own];
         }
-        load_saved(next_, i);
+        load_saved(next_, step_, i);
       }
       after_ = step_;
       step_ = next_;
@@ -127,8 +127,10 @@ class BackwardBlock {
     }
   }
 
-  LLTM_INLINE void load_saved(Cursor step, int i) {
-    if (work_.owned_row(i) < step.rows) {
+  // after: the step that runs before it.
+  LLTM_INLINE void load_saved(Cursor step, Cursor after, int i) {
+    const auto own = work_.owned_row(i);
+    if (own < step.rows) {
       const auto row = row_at(step, i);
       const scalar_t* const gates = args_.gates + 3 * row + work_.unit;
       saved_[i] = {
@@ -140,6 +142,21 @@ class BackwardBlock {
           .grad_cell = args_.grad_cells == nullptr
               ? scalar_t(0)
               : args_.grad_cells[row + work_.unit]};
+      if (own >= after.rows) {
+        add_gradients_of_last_state(int64_t(own) * args_.state_size, i);
+      }
+    }
+  }
+
+  // They are added where the step that made it has its own, and rounded as a
+  // sum in PyTorch is.
+  LLTM_INLINE void add_gradients_of_last_state(int64_t row, int i) {
+    if (args_.grad_h_n != nullptr) {
+      saved_[i].grad_h = saved_[i].grad_h + args_.grad_h_n[row + work_.unit];
+    }
+    if (args_.grad_c_n != nullptr) {
+      saved_[i].grad_cell =
+          saved_[i].grad_cell + args_.grad_c_n[row + work_.unit];
     }
   }
 

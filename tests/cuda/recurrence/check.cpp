@@ -86,6 +86,7 @@ struct Case {
   int64_t steps_of_launch;
   int64_t first_row; // of the tensors, of which only the rows from there exist
   bool with_grad_cells;
+  bool with_grad_last; // of the last state
 
   std::string describe() const {
     std::string text = half ? "float16" : "bfloat16";
@@ -106,6 +107,7 @@ struct Case {
     add("steps of a launch", steps_of_launch);
     add("first_row", first_row);
     add("grad_cells", with_grad_cells);
+    add("grad_h_n and grad_c_n", with_grad_last);
     text += ", lengths";
     for (const auto length : lengths) {
       text += " " + std::to_string(length);
@@ -157,6 +159,7 @@ Case draw(
     drawn.first_row = (int64_t(1) << 32) / drawn.state_size + 1;
   }
   drawn.with_grad_cells = between(0, 3) > 0;
+  drawn.with_grad_last = between(0, 3) > 0;
   return drawn;
 }
 
@@ -184,6 +187,8 @@ class Run {
         resets_(rows_),
         grad_output_(rows_ * H_),
         grad_cells_(rows_ * H_),
+        grad_h_n_(drawn.batch * H_),
+        grad_c_n_(drawn.batch * H_),
         d_gates_(rows_ * 3 * H_),
         d_h0_(drawn.batch * H_),
         d_c0_(drawn.batch * H_) {
@@ -192,11 +197,9 @@ class Run {
     fill(c0_, 0.5);
     fill(products_, 1);
     fill(grad_output_, 0.3);
-    if (drawn.with_grad_cells) {
-      fill(grad_cells_, 0.1);
-    } else {
-      std::fill_n(grad_cells_.get(), grad_cells_.size(), scalar_t(0));
-    }
+    fill(grad_cells_, drawn.with_grad_cells ? 0.1 : 0);
+    fill(grad_h_n_, drawn.with_grad_last ? 0.2 : 0);
+    fill(grad_c_n_, drawn.with_grad_last ? 0.1 : 0);
     for (int64_t row = 0; row < rows_; ++row) {
       resets_[row] = random_() % 4 == 0 ? 2 : 0; // any byte but 0
     }
@@ -388,6 +391,8 @@ class Run {
     args.grad_output = far(grad_output_.get(), H_);
     args.grad_cells =
         case_.with_grad_cells ? far(grad_cells_.get(), H_) : nullptr;
+    args.grad_h_n = case_.with_grad_last ? grad_h_n_.get() : nullptr;
+    args.grad_c_n = case_.with_grad_last ? grad_c_n_.get() : nullptr;
     args.d_gates = far(d_gates_.get(), 3 * H_);
     args.d_h0 = d_h0_.get();
     args.d_c0 = d_c0_.get();
@@ -401,16 +406,25 @@ class Run {
         const auto row = cursors_[turn].first_row + own;
         for (int64_t unit = 0; unit < H_; ++unit) {
           const auto at = row * H_ + unit;
-          double d_h = grad_output_[at];
-          if (turn + 1 < cursors_.size() && own < cursors_[turn + 1].rows) {
+          const auto state = own * H_ + unit;
+          // Sums in scalar_t, as those of PyTorch.
+          scalar_t grad_h = grad_output_[at], grad_cell = grad_cells_[at];
+          const bool goes_on =
+              turn + 1 < cursors_.size() && own < cursors_[turn + 1].rows;
+          if (!goes_on) {
+            grad_h += grad_h_n_[state];
+            grad_cell += grad_c_n_[state];
+          }
+          double d_h = grad_h;
+          if (goes_on) {
             d_h += from_after(cursors_[turn + 1].first_row + own, unit);
           }
           const double i = gates_[row * 3 * H_ + unit];
           const double o = gates_[(row * 3 + 1) * H_ + unit];
           const double g = gates_[(row * 3 + 2) * H_ + unit];
           const double t = std::tanh(double(cells_[at]));
-          double& d_c = d_cell[own * H_ + unit];
-          d_c += grad_cells_[at] + d_h * o * (1 - t * t);
+          double& d_c = d_cell[state];
+          d_c += grad_cell + d_h * o * (1 - t * t);
           const double expected[] = {
               d_c * g * i * (1 - i),
               d_h * t * o * (1 - o),
@@ -427,13 +441,8 @@ class Run {
             d_c = 0;
           }
           if (begins(turn, own)) {
-            expect(
-                "d_h0",
-                d_h0_[own * H_ + unit],
-                from_after(row, unit),
-                own,
-                unit);
-            expect("d_c0", d_c0_[own * H_ + unit], d_c, own, unit);
+            expect("d_h0", d_h0_[state], from_after(row, unit), own, unit);
+            expect("d_c0", d_c0_[state], d_c, own, unit);
           }
         }
       }
@@ -484,7 +493,8 @@ class Run {
   const Buffer<scalar_t> weights_, h0_, c0_, products_, gates_, output_, cells_;
   const Buffer<float> cell_;
   const Buffer<uint8_t> resets_;
-  const Buffer<scalar_t> grad_output_, grad_cells_, d_gates_, d_h0_, d_c0_;
+  const Buffer<scalar_t> grad_output_, grad_cells_, grad_h_n_, grad_c_n_;
+  const Buffer<scalar_t> d_gates_, d_h0_, d_c0_;
 };
 
 struct Options {

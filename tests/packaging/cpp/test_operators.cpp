@@ -24,7 +24,7 @@ void test_each_function_calls_its_operator() {
   const auto weights = at::randn({12, 9}), bias = at::randn({12});
   const auto h = at::randn({3, 4}), cell = at::randn({3, 4});
   const auto [new_h, new_cell] = lltm::forward({input, weights, bias, h, cell});
-  const auto [output, cells] =
+  const auto [output, cells, h_n, c_n] =
       lltm::sequence_forward({input.unsqueeze(0), weights, bias, h, cell});
   TORCH_CHECK(at::equal(output[0], new_h) && at::equal(cells[0], new_cell));
   const auto [_, same_cell, gates] =

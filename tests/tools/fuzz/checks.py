@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from common import NUMBERS, composite
+from common import NUMBERS, composite, names_of
 from torch import Tensor
 
 from . import reference
@@ -38,6 +38,10 @@ class Outcome:
         self.elements += other.elements
         self.undecided += other.undecided
         self.failure = self.failure or other.failure
+
+
+# Of the tensors of sequences, those with a row for each row of the input.
+OF_ROWS = ("grad_output", "grad_cells", "output", "cells", "gates", "input")
 
 
 def maker_of(case: Case) -> Maker:
@@ -71,6 +75,7 @@ def arguments_of(case: Case, make: Maker) -> list[Any]:
     if case.call.endswith("backward"):
         arguments = [make.tensor("grad", *rows, s) for _ in range(2)]
         if is_sequence:
+            arguments += [make.tensor("grad", case.batch, s) for _ in range(2)]
             arguments.append(make.tensor("state", *rows, s))
         arguments += [make.tensor("state", *rows, s), make.tensor("gates", *rows, 3 * s)]
         arguments += [input, weights, make.tensor("state", case.batch, s)]
@@ -94,17 +99,21 @@ def expected_of(case: Case, arguments: list[Any]) -> list[Bounded]:
         return list(reference.forward(of, *map(exactly, arguments[:5])))
     if case.call == "backward":
         return list(reference.backward(of, *map(exactly, arguments[:7])))
-    is_backward = case.call == "sequence_backward"
-    tensors, resets = arguments[: 8 if is_backward else 5], arguments[10 if is_backward else 7]
-    of_rows = 6 if is_backward else 1
-    exact = [exactly(as_rows(case, t)) for t in tensors[:of_rows]]
-    exact += map(exactly, tensors[of_rows:])
+    given = dict(zip(names_of(case.call), arguments, strict=False))
+    resets = given["resets"]
+    exact = [
+        exactly(as_rows(case, t) if name in OF_ROWS else t)
+        for name, t in given.items()
+        if isinstance(t, Tensor) and t.is_floating_point()
+    ]
     resets = None if resets is None else as_rows(case, resets)
     run = reference.Run(batch_sizes(case), case.reverse, resets)
-    if is_backward:
+    if case.call == "sequence_backward":
         d_input, *others = reference.sequence_backward(of, run, *exact)
         return [as_given(case, d_input), *others]
-    return [as_given(case, result) for result in reference.sequence_forward(of, run, *exact)]
+    output, cells, h_n, c_n, gates = reference.sequence_forward(of, run, *exact)
+    results = [as_given(case, output), as_given(case, cells), h_n, c_n, as_given(case, gates)]
+    return results[: len(results) - (case.call == "sequence_forward")]
 
 
 def call_operator(
@@ -143,7 +152,7 @@ def run_case(case: Case, outcome: Outcome) -> None:
     check_unchanged(make)
     if case.call in ("forward", "sequence_forward"):
         twin = f"_{case.call}_with_gates"
-        check_same("with gates", results, call_operator(case, twin, arguments)[:2])
+        check_same("with gates", results, call_operator(case, twin, arguments)[:-1])
     if case.composite:
         return
     copies = [

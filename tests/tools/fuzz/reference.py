@@ -408,8 +408,8 @@ def sequence_forward(
     bias: Bounded,
     h0: Bounded,
     c0: Bounded,
-) -> tuple[Bounded, Bounded, Bounded]:
-    """(output, cells, gates)"""
+) -> tuple[Bounded, Bounded, Bounded, Bounded, Bounded]:
+    """(output, cells, h_n, c_n, gates)"""
     state_size = h0.value.shape[1]
     h, cell = h0, c0
     results = []
@@ -421,7 +421,7 @@ def sequence_forward(
     nothing = [zeros(0, columns * state_size) for columns in (1, 1, 3)]
     in_order = reversed(results) if run.reverse else results
     output, cells, gates = map(cat, zip(nothing, *in_order, strict=True))
-    return output, cells, gates
+    return output, cells, h, of.store(cell), gates
 
 
 def sequence_backward(
@@ -429,6 +429,8 @@ def sequence_backward(
     run: Run,
     grad_output: Bounded,
     grad_cells: Bounded,
+    grad_h_n: Bounded,
+    grad_c_n: Bounded,
     output: Bounded,
     cells: Bounded,
     gates: Bounded,
@@ -441,7 +443,7 @@ def sequence_backward(
     for n, rows in run.steps():
         all_old_h.append(run.reset(h[:n], rows))
         h = cat([output[rows], h[n:]])
-    d_h = d_cell = zeros(*h0.value.shape)
+    d_h, d_cell = grad_h_n, grad_c_n
     all_d_gates = []
     for n, rows in reversed(run.steps()):
         d_gates, d_old_cell = gate_gradients(
