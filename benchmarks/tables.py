@@ -1,4 +1,4 @@
-"""Prints the tables of README.md and docs/performance.md, from the CSV files."""
+"""Prints the tables of docs/performance.md, from the CSV files."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def summary() -> Rows:
             yield cells
 
 
-def front_page() -> Rows:
-    """The README's ranges, over all folders."""
+def compared() -> Rows:
+    """The ranges over all folders."""
     for file, name, words in (
         (
             "cell",
@@ -84,5 +84,5 @@ def markdown(rows: Rows) -> str:
 
 
 if __name__ == "__main__":
-    for table in (front_page(), machines(), summary(), packed()):
+    for table in (compared(), machines(), summary(), packed()):
         print(markdown(table), end="\n\n")

@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,33 +49,15 @@ RECALL_LENGTH, RECALL_RATE, RECALL_STEPS, WINDOW = 50, 0.003, 400, 20
 Solved = dict[tuple[str, str], list[int | None]]
 
 
-@dataclass(frozen=True)
-class Task:
-    file: str
-    batch_size: int
-    # The start and the learning rate of each layer: the best of demo.py --search.
-    chosen: dict[str, tuple[str, float]]
-
-
-TASKS = {
-    "speakers": Task(
-        "japanese_vowels",
-        27,
-        {
-            "LLTM": ("as initialised", 0.02),
-            "nn.LSTM": ("as initialised", 0.01),
-            "nn.GRU": ("as initialised", 0.02),
-        },
-    ),
-    "exercises": Task(
-        "shoulder_exercises",
-        14,
-        {
-            "LLTM": ("gates set to keep", 0.02),
-            "nn.LSTM": ("gates set to keep", 0.02),
-            "nn.GRU": ("gates set to keep", 0.02),
-        },
-    ),
+BATCH_SIZES = {"speakers": 27, "exercises": 14}
+# The start and the learning rate of each layer: the best of demo.py --search.
+CHOSEN = {
+    ("speakers", "LLTM"): ("as initialised", 0.02),
+    ("speakers", "nn.LSTM"): ("as initialised", 0.01),
+    ("speakers", "nn.GRU"): ("as initialised", 0.02),
+    ("exercises", "LLTM"): ("gates set to keep", 0.02),
+    ("exercises", "nn.LSTM"): ("gates set to keep", 0.02),
+    ("exercises", "nn.GRU"): ("gates set to keep", 0.02),
 }
 LEARN, CHOOSE, TEST = range(3)
 
@@ -85,7 +66,7 @@ class Sequences:
     """Those of some parts of a task, each [steps, features], and their labels."""
 
     def __init__(self, task: str, *parts: int) -> None:
-        data = np.load(DATA / f"{TASKS[task].file}.npz")
+        data = np.load(DATA / f"{task}.npz")
         every = torch.from_numpy(data["steps"]).float().split(data["lengths"].tolist())
         learned = torch.cat(
             [s for s, part in zip(every, data["parts"], strict=True) if part < TEST]
@@ -126,8 +107,7 @@ def padded(model: Classifier, inputs: list[Tensor]) -> Tensor:
 
 
 Form = Callable[[Classifier, list[Tensor]], Tensor]
-# Both forms have the same results, and each layer learns in the one that is faster for it.
-FORMS: dict[str, Form] = {"LLTM": packed, "nn.LSTM": padded, "nn.GRU": padded}
+# Both forms have the same results.
 CONTENDERS: dict[str, tuple[str, Form]] = {
     "LLTM, packed": ("LLTM", packed),
     "nn.LSTM, packed": ("nn.LSTM", packed),
@@ -141,7 +121,7 @@ class Learner:
     def __init__(self, task: str, layer: str, form: Form, seed: int, *parts: int) -> None:
         torch.set_num_threads(1)  # matrices of this size gain little from more
         torch.manual_seed(seed)
-        self.form, self.batch_size = form, TASKS[task].batch_size
+        self.form, self.batch_size = form, BATCH_SIZES[task]
         self.sequences = Sequences(task, *parts)
         self.model = Classifier(layer, self.sequences.features, self.sequences.classes)
 
@@ -168,7 +148,9 @@ def accuracy(
 ) -> float:
     """Of the sequences to choose by, having learned from the others, or of those to test."""
     learned, asked = ((LEARN,), CHOOSE) if search else ((LEARN, CHOOSE), TEST)
-    learner = Learner(task, STARTS[start][layer], FORMS[layer], seed, *learned)
+    learner = Learner(
+        task, STARTS[start][layer], packed if layer == "LLTM" else padded, seed, *learned
+    )
     learner.train(epochs, rate)
     return learner.accuracy(Sequences(task, asked))
 
@@ -257,11 +239,10 @@ def print_costs(costs: dict[str, dict[str, tuple[float, float]]]) -> None:
 
 
 def print_accuracies(found: dict[tuple[str, str], list[float]]) -> None:
-    for task in TASKS:
-        print(f"\n{task}: accuracy on sequences that no layer has seen, with each of three seeds")
-        for layer, (start, rate) in TASKS[task].chosen.items():
-            shown = "".join(f"{100 * value:7.1f} %" for value in found[task, layer])
-            print(f"    {layer:10}{shown}   ({start}, learning rate {rate})")
+    print("\nAccuracy on sequences that no layer has seen, with each of three seeds")
+    for (task, layer), (start, rate) in CHOSEN.items():
+        shown = "".join(f"{100 * value:7.1f} %" for value in found[task, layer])
+        print(f"    {task}, {layer:10}{shown}   ({start}, learning rate {rate})")
 
 
 def print_recall(solved: Solved) -> None:
@@ -309,7 +290,7 @@ def draw(
         for name, (seconds, _) in of_task.items()
     ]
     dots(time_axis, rows)
-    for row, (task, name) in enumerate(itertools.product(TASKS, CONTENDERS)):
+    for row, (task, name) in enumerate(itertools.product(BATCH_SIZES, CONTENDERS)):
         seconds, ours = costs[task][name][0], costs[task]["LLTM, packed"][0]
         ratio = f"   {seconds / ours:.1f} times" if seconds != ours else ""
         time_axis.annotate(ratio, (1e3 * seconds, row), va="center")
@@ -323,7 +304,7 @@ def draw(
 
     rows = [
         (f"{task}: {layer}", layer, [100 * value for value in accuracies[task, layer]])
-        for task, layer in itertools.product(TASKS, COLORS)
+        for task, layer in CHOSEN
     ]
     dots(accuracy_axis, rows)
     accuracy_axis.set_title("Accuracy: sequences never seen", loc="left")
@@ -363,22 +344,19 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=Path("runs/demo"), metavar="DIR")
     args = parser.parse_args(argv)
     if args.search:
-        for task, layer in itertools.product(TASKS, COLORS):
-            search(task, layer, args.epochs)
+        for case in CHOSEN:
+            search(*case, args.epochs)
         return 0
     args.output.mkdir(parents=True, exist_ok=True)
 
     print("1 of 4: what training costs. Each layer learns packed and padded sequences.")
-    costs = {task: cost(task, args.rounds) for task in TASKS}
+    costs = {task: cost(task, args.rounds) for task in BATCH_SIZES}
     print_costs(costs)
 
     print(
         "\n2 of 4: what the layers learn, each with the start and rate that demo.py --search chose."
     )
-    calls = {
-        (task, layer): ((task, layer, *TASKS[task].chosen[layer]), (args.epochs, False))
-        for task, layer in itertools.product(TASKS, COLORS)
-    }
+    calls = {case: ((*case, *chosen), (args.epochs, False)) for case, chosen in CHOSEN.items()}
     accuracies = for_each_seed("training", accuracy, calls)
     print_accuracies(accuracies)
 
@@ -389,7 +367,7 @@ def main(argv: list[str] | None = None) -> int:
     print_recall(solved)
 
     print("\n4 of 4: the LLTM that learned who speaks runs in four ways.")
-    start, rate = TASKS["speakers"].chosen["LLTM"]
+    start, rate = CHOSEN["speakers", "LLTM"]
     learner = Learner("speakers", STARTS[start]["LLTM"], packed, 0, LEARN, CHOOSE)
     learner.train(args.epochs, rate)
     inputs = learner.sequences.inputs[: learner.batch_size]

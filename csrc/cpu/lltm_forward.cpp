@@ -1,10 +1,9 @@
-#include "cpu/lltm_forward.h"
+#include "cpu/lltm_cell.h"
 
 #include "cpu/primitives/dot.h"
 #include "cpu/primitives/matrix.h"
 #include "cpu/primitives/panels.h"
 #include "cpu/primitives/product.h"
-#include "cpu/primitives/scratch.h"
 #include "cpu/primitives/work.h"
 #include "ops/checks.h"
 #include "ops/dispatch.h"
@@ -76,9 +75,9 @@ ForwardPlan plan_of(const CellSizes& sizes, int64_t threads) {
       : beyond <= multiple / 2        ? beyond
                                       : 0;
   const auto packed_rows = sizes.batch - leftover_rows;
-  const auto rows_per_panel =
-      panel_width<gemm_t>(std::max<int64_t>(1, packed_rows));
-  const auto panels = at::divup(packed_rows, rows_per_panel);
+  const auto rows_per_panel = panel_width<gemm_t>(packed_rows);
+  const auto panels =
+      packed_rows == 0 ? 0 : at::divup(packed_rows, rows_per_panel);
   const auto units_per_block = size_of_a_block(sizes.state_size, most_units);
   const auto blocks = at::divup(sizes.state_size, units_per_block);
   // So many that every thread has a task.

@@ -1,10 +1,9 @@
 #pragma once
 
-#include "cpu/lltm_gates.h"
+#include "cpu/lltm_cell.h"
 #include "cpu/primitives/matrix.h"
 #include "cpu/primitives/panels.h"
 #include "cpu/primitives/product_on_threads.h"
-#include "cpu/primitives/scratch.h"
 #include "cpu/primitives/work.h"
 
 #include <ATen/OpMathType.h>

@@ -1,9 +1,9 @@
-#include "cpu/lltm_forward.h"
+#include "cpu/lltm_cell.h"
 #include "cpu/lltm_sequence_old_h.h"
 #include "cpu/lltm_sequence_plan.h"
 #include "cpu/primitives/barrier.h"
+#include "cpu/primitives/matrix.h"
 #include "cpu/primitives/panels.h"
-#include "cpu/primitives/scratch.h"
 #include "ops/checks.h"
 #include "ops/dispatch.h"
 #include "ops/lltm_sequence.h"
@@ -37,7 +37,7 @@ constexpr int64_t kBytesOfAChunk = 512 << 10; // they stay in L2
 // Rows of a step that a panel is multiplied with at a time. Their operands and
 // products fit in the caches, in which pairs take half the room.
 template <typename gemm_t>
-constexpr int64_t kRowsOfABlock = 64 * kPair<gemm_t>;
+constexpr int64_t kRowsAtOnce = 64 * kPair<gemm_t>;
 
 // Lets glibc keep so much free memory, up to 62 MiB, for the next call. glibc
 // gives the free end of its heap back to the system if it is larger than a
@@ -197,11 +197,9 @@ class SequenceForward {
             plan_.panel_width *
             (plan_.multiplies_input_first
                  ? plan_.slots.panels * most_rows(chunks_)
-                 : plan_.slots.slots() * kRowsOfABlock<gemm_t>)),
+                 : plan_.slots.slots() * kRowsAtOnce<gemm_t>)),
         old_h_(
-            copies_old_h() ? plan_.slots.slots() * plan_.rows_per_slot *
-                    p_.sizes.state_size
-                           : 0) {}
+            plan_.slots.slots() * plan_.rows_per_slot * p_.sizes.state_size) {}
 
   void run() {
     RECORD_USER_SCOPE(name_of_plan<gemm_t>(plan_.slots));
@@ -309,14 +307,13 @@ class SequenceForward {
         : input_.data() + first_row * p_.sizes.input_features;
     p_.reset(i, rows, plan_.slots.units_of(slot));
     const auto pointers = p_.of_step(i, rows.begin, bias_.data());
-    const auto blocks = at::divup(rows.size(), kRowsOfABlock<gemm_t>);
+    const auto blocks = at::divup(rows.size(), kRowsAtOnce<gemm_t>);
     for (int64_t block = 0; block < blocks; ++block) {
       const Share rows_of_block(rows.size(), block, blocks);
       plan_.slots.for_each_panel(slot, i + block, [&](int64_t panel) {
         auto* products = plan_.multiplies_input_first
             ? kept_products(chunk, panel, first_row + rows_of_block.begin)
-            : products_.data() +
-                slot * kRowsOfABlock<gemm_t> * plan_.panel_width;
+            : products_.data() + slot * kRowsAtOnce<gemm_t> * plan_.panel_width;
         one_panel(panel, rows_of_block, old_h, input, pointers, products);
       });
     }
@@ -350,13 +347,6 @@ class SequenceForward {
         rows.size());
   }
 
-  // old_h() copies rows if types differ, not all are carried, or some are
-  // reset.
-  bool copies_old_h() const {
-    return !std::is_same_v<scalar_t, gemm_t> || p_.has_batch_sizes ||
-        p_.resets.data != nullptr;
-  }
-
   const SequenceForwardPointers<scalar_t>& p_;
   const SequenceForwardPlan plan_;
   const std::vector<SequenceChunk> chunks_;
@@ -364,7 +354,7 @@ class SequenceForward {
   const Converted<scalar_t, gemm_t> input_;
   Panels<gemm_t> weights_;
   Scratch<opmath_t> products_;
-  Scratch<gemm_t> old_h_;
+  Scratch<gemm_t> old_h_; // of the rows that old_h() copies
 };
 
 template <typename scalar_t>

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cpu/lltm_gates.h"
+#include "cpu/lltm_cell.h"
 #include "cpu/primitives/work.h"
 
 #include <c10/util/StringUtil.h>

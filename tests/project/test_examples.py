@@ -42,7 +42,7 @@ def test_the_demo_draws_what_it_measured(ran):
     titles = Image.open(output / "demo.png").text["Title"]
     assert re.fullmatch(r"Time: [^|]+ \| Accuracy: [^|]+ \| Memory: [^|]+", titles)
     costs = re.findall(r"(nn\.\w+|LLTM), (?:packed|padded) .* s +\S+ times as long", printed)
-    accuracies = re.findall(r"^    (\S+) +(?:\d+\.\d % +){3}\(", printed, re.M)
+    accuracies = re.findall(r"^    \w+, (\S+) +(?:\d+\.\d % +){3}\(", printed, re.M)
     assert costs == 2 * ["LLTM", "nn.LSTM", "nn.LSTM", "nn.GRU", "nn.GRU"]
     assert accuracies == 2 * ["LLTM", "nn.LSTM", "nn.GRU"]
 

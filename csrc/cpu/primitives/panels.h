@@ -4,7 +4,6 @@
 #include "cpu/primitives/matrix.h"
 #include "cpu/primitives/product.h"
 #include "cpu/primitives/registers.h"
-#include "cpu/primitives/scratch.h"
 #include "cpu/primitives/work.h"
 
 #include <ATen/Parallel.h>
@@ -65,11 +64,13 @@ struct Transpose {
     constexpr int64_t n = std::min<int64_t>(16, kBytes / sizeof(to_t));
     for (int64_t row = 0; row < rows; row += n) {
       for (auto column = begin; column < end; column += n) {
+        // The last square overlaps the one before.
+        const auto first = std::max(begin, std::min(column, end - n));
         one_square<n>(
-            from.part(row, column),
+            from.part(row, first),
             std::min(n, rows - row),
-            std::min(n, end - column),
-            to.part(column, row));
+            std::min(n, end - first),
+            to.part(first, row));
       }
     }
   }
