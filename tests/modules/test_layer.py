@@ -94,10 +94,9 @@ def stacked_cells(layer, sequence, state, resets):
                 begins = torch.cat([resets[1:], resets[:1] & False])
             else:
                 begins = resets
-            results.append(
-                sequence_reference(input, weights, bias, *initial, None, reverse, begins)
-            )
-            last.append([states[0 if reverse else -1, 0] for states in results[-1]])
+            states = sequence_reference(input, weights, bias, *initial, None, reverse, begins)[:2]
+            results.append(states)
+            last.append([of_steps[0 if reverse else -1, 0] for of_steps in states])
         input, cells = (torch.cat(tensors, 2) for tensors in zip(*results, strict=True))
     return input[:, 0], *map(torch.stack, zip(*last, strict=True)), cells[:, 0]
 
