@@ -94,7 +94,7 @@ def arguments_of(case: Case, make: Maker) -> list[Any]:
 
 
 def expected_of(case: Case, arguments: list[Any]) -> list[Bounded]:
-    of = reference.Arithmetic(getattr(torch, case.dtype), case.composite, *NUMBERS)
+    of = reference.Arithmetic(getattr(torch, case.dtype), *NUMBERS)
     if case.call in ("forward", "_forward_with_gates"):
         return list(reference.forward(of, *map(exactly, arguments[:5])))
     if case.call == "backward":
