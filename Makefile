@@ -20,7 +20,7 @@ FILES ?= csrc/cpu
 COUNT ?= 20
 SEED ?= 1
 # Programs of make bench.
-BENCH := cell sequence fresh_processes
+BENCH := cell sequence
 # Pinned, because a new version must not make a build fail.
 LINTERS := ruff==0.17.5 mypy==2.4.1 clang-format==23.1.5
 

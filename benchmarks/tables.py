@@ -1,4 +1,4 @@
-"""Prints the tables of docs/performance.md and docs/benchmarks/README.md, from the CSV files."""
+"""Prints the tables of docs/performance.md, from the CSV files."""
 
 from __future__ import annotations
 
@@ -24,13 +24,21 @@ def ratio(row: Row, name: str = "") -> float:
     return (float(row[name]) if name else min(others)) / ours
 
 
+def machines() -> Rows:
+    for row in read(DOCUMENTED / "machines.csv"):
+        folder = row.pop("folder")
+        files = sorted((DOCUMENTED / folder).glob("*.csv"))
+        links = (f"[{file.stem}](benchmarks/{folder}/{file.name})" for file in files)
+        yield {**row, "figures": ", ".join(links)}
+
+
 def summary() -> Rows:
     """The least and the most of the ratios, over the shapes that each processor has."""
+    names = {row["folder"]: row["processor"] for row in read(DOCUMENTED / "machines.csv")}
     for folder in FOLDERS:
-        page = f"[{folder}](benchmarks/{folder}/README.md)"
         for dtype in dict.fromkeys(row["dtype"] for row in load(folder, "cell")):
             steps = [row for row in load(folder, "cell", dtype=dtype) if row["shape"] in SHAPES]
-            cells = {"processor": page, "dtype": dtype}
+            cells = {"processor": names[folder], "dtype": dtype}
             for title, rows in ("step", steps), ("sequence", load(folder, "sequence", dtype=dtype)):
                 for what in ("inference", "training"):
                     ratios = [ratio(row) for row in rows if row["what"].startswith(what)]
@@ -38,13 +46,13 @@ def summary() -> Rows:
             yield cells
 
 
-def front_page() -> Rows:
-    """The README's ranges, over all folders."""
+def compared() -> Rows:
+    """The ranges over all folders."""
     for file, name, words in (
         (
             "cell",
             "",
-            "a step: the fastest of PyTorch eager, compiled and in C++, `nn.LSTMCell`",
+            "one step, the fastest of: PyTorch eager, torch.compile, C++, `nn.LSTMCell`",
         ),
         ("sequence", "LSTM", "a sequence: `nn.LSTM`"),
         ("sequence", "GRU", "a sequence: `nn.GRU`"),
@@ -76,5 +84,5 @@ def markdown(rows: Rows) -> str:
 
 
 if __name__ == "__main__":
-    for table in (front_page(), summary(), packed()):
+    for table in (compared(), machines(), summary(), packed()):
         print(markdown(table), end="\n\n")

@@ -55,15 +55,21 @@ def batch(task: str, length: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
     return torch.stack([values, marks.float()], 2), target, marks
 
 
+def layer_of(name: str, input_size: int, hidden_size: int) -> nn.Module:
+    kind, added, _ = LAYERS[name]
+    layer = kind(input_size, hidden_size)
+    bias = layer.bias_l0 if kind is LLTM else layer.bias_ih_l0
+    with torch.no_grad():
+        for gate, number in zip(bias.split(hidden_size), added, strict=False):
+            gate += number
+    return layer
+
+
 class Model(nn.Module):
     def __init__(self, layer: str, hidden_size: int) -> None:
         super().__init__()
-        kind, added, self.resets = LAYERS[layer]
-        self.layer = kind(2, hidden_size)
-        bias = self.layer.bias_l0 if kind is LLTM else self.layer.bias_ih_l0
-        with torch.no_grad():
-            for gate, number in zip(bias.split(hidden_size), added, strict=False):
-                gate += number
+        self.resets = LAYERS[layer][2]
+        self.layer = layer_of(layer, 2, hidden_size)
         self.head = nn.Linear(hidden_size, 1)
 
     def loss(self, task: str, length: int, size: int) -> Tensor:

@@ -36,17 +36,22 @@ CHOICES = {
     "build": ["setuptools", "cmake"],
     "kernel": ["cuda", "triton"],
 }
+NO_CUDA = {r" \(and a CUDA toolkit, if the GPU is to be used\)": ""}
 # What a choice changes in texts that are not its own.
 CHANGES = {
     "torch": {r'register\("(\w+)_forward"': r'register("\1"'},
     "cmake": {
-        r"setuptools(,?) wheel": r"scikit-build-core\1 cmake",
+        r'"?setuptools(?:>=77")?(,?) wheel': r"scikit-build-core\1 cmake",
         "after make test": "after make test and pip install scikit-build-core",
     },
     "triton": {
         '"numpy"': """"numpy", "triton; sys_platform == 'linux'\"""",
-        r" \(and a CUDA toolkit, if the GPU is to be used\)": "",
+        "ninja and pytest installed:": "ninja, pytest, triton and NumPy installed. Without a GPU, "
+        "a test runs the\nkernels in Triton's interpreter:",
+        **NO_CUDA,
     },
+    "segment_sum": NO_CUDA,
+    "ema_update": NO_CUDA,
     # The namespace is taken by the first operator.
     "add": {r"TORCH_LIBRARY\(": "TORCH_LIBRARY_FRAGMENT("},
 }
@@ -203,7 +208,7 @@ def create(
                 dirs_exist_ok=True,
             )  # fmt: skip
         for path in filter(Path.is_file, Path(made).rglob("*")):
-            text = changed(path.read_text("utf-8"), abi, build, kernel, *["add"] * adds)
+            text = changed(path.read_text("utf-8"), abi, build, kernel, like, *["add"] * adds)
             path.write_text(renamed(text, names), "utf-8")
             target = output / renamed(str(path.relative_to(made)), names)
             target.parent.mkdir(parents=True, exist_ok=True)

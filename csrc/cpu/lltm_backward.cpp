@@ -2,9 +2,9 @@
 #include "cpu/lltm_sequence_old_h.h"
 #include "cpu/lltm_sequence_plan.h"
 #include "cpu/primitives/barrier.h"
+#include "cpu/primitives/matrix.h"
 #include "cpu/primitives/panels.h"
 #include "cpu/primitives/product_on_threads.h"
-#include "cpu/primitives/scratch.h"
 #include "ops/checks.h"
 #include "ops/dispatch.h"
 #include "ops/lltm_sequence.h"
@@ -39,7 +39,12 @@ template <typename scalar_t>
 struct BackwardPointers {
   CellSizes sizes;
   CellMath<at::opmath_type<scalar_t>> math;
-  GradientPointers<scalar_t> gradients;
+  // Null: not wanted.
+  scalar_t* d_input;
+  scalar_t* d_weights;
+  scalar_t* d_bias;
+  scalar_t* d_h0;
+  scalar_t* d_c0;
   const std::vector<SequenceStep>& steps;
   bool has_batch_sizes;
   const scalar_t* grad_output;
@@ -147,21 +152,19 @@ class Backward {
         d_preactivations_(
             most_rows(chunks_),
             p_.sizes.gate_units(),
-            p_.gradients.d_weights != nullptr),
+            p_.d_weights != nullptr),
         old_h_(
-            multiplies_steps_ && p_.gradients.d_weights != nullptr
+            multiplies_steps_ && p_.d_weights != nullptr
                 ? most_rows(chunks_) * p_.sizes.state_size
                 : 0),
         d_weights_(
-            p_.gradients.d_weights,
+            p_.d_weights,
             p_.sizes.gate_units() * p_.sizes.features(),
             chunks_.size() > 1),
-        d_bias_(
-            p_.gradients.d_bias,
-            p_.sizes.gate_units(),
-            chunks_.size() > 1) {}
+        d_bias_(p_.d_bias, p_.sizes.gate_units(), chunks_.size() > 1) {}
 
   void run() {
+    RECORD_USER_SCOPE(name_of_plan<gemm_t>(plan_));
     begin_with(p_.grad_h_n, d_h_.data());
     begin_with(p_.grad_c_n, d_cell_.data());
     if (multiplies_steps_) {
@@ -180,11 +183,11 @@ class Backward {
     d_bias_.write();
     // These remain after all steps: the first step that has a row of the batch
     // is the last to write its gradient.
-    if (multiplies_steps_ && p_.gradients.d_old_h != nullptr) {
-      convert(d_h_.data(), p_.gradients.d_old_h, state_);
+    if (multiplies_steps_ && p_.d_h0 != nullptr) {
+      convert(d_h_.data(), p_.d_h0, state_);
     }
-    if (p_.gradients.d_old_cell != nullptr) {
-      convert(d_cell_.data(), p_.gradients.d_old_cell, state_);
+    if (p_.d_c0 != nullptr) {
+      convert(d_cell_.data(), p_.d_c0, state_);
     }
   }
 
@@ -211,8 +214,7 @@ class Backward {
       for (int64_t slot = begin; slot < end; ++slot) {
         pointwise(slot, i, rows);
       }
-      if (i == 0 && p_.gradients.d_old_h == nullptr &&
-          p_.gradients.d_old_cell == nullptr) {
+      if (i == 0 && p_.d_h0 == nullptr && p_.d_c0 == nullptr) {
         return;
       }
       // One barrier is enough: multiply_step() reads the rows of all slots, but
@@ -221,7 +223,7 @@ class Backward {
         return;
       }
       for (int64_t slot = begin; slot < end; ++slot) {
-        if (multiplies_steps_ && (i > 0 || p_.gradients.d_old_h != nullptr)) {
+        if (multiplies_steps_ && (i > 0 || p_.d_h0 != nullptr)) {
           multiply_step(slot, i, rows);
         }
         reset(slot, i);
@@ -301,21 +303,17 @@ class Backward {
           d_weights,
           accumulate);
     });
-    if (!multiplies_steps_ && p_.gradients.d_old_h != nullptr) {
+    if (!multiplies_steps_ && p_.d_h0 != nullptr) {
       operand_gradient(
-          sizes,
-          d_preactivations,
-          p_.weights,
-          p_.sizes.state_size,
-          p_.gradients.d_old_h);
+          sizes, d_preactivations, p_.weights, p_.sizes.state_size, p_.d_h0);
     }
-    if (p_.gradients.d_input != nullptr) {
+    if (p_.d_input != nullptr) {
       operand_gradient(
           sizes,
           d_preactivations,
           p_.weights + p_.sizes.state_size,
           p_.sizes.input_features,
-          p_.gradients.d_input + first_input);
+          p_.d_input + first_input);
     }
   }
 
@@ -365,9 +363,9 @@ at::Tensor contiguous_or_none(const OptionalTensor& tensor) {
   return tensor ? tensor->contiguous() : at::Tensor();
 }
 
-template <typename scalar_t>
-const scalar_t* data_or_null(const at::Tensor& tensor) {
-  return tensor.defined() ? tensor.const_data_ptr<scalar_t>() : nullptr;
+template <typename T>
+T* data_or_null(const at::Tensor& tensor) {
+  return tensor.defined() ? static_cast<T*>(tensor.data_ptr()) : nullptr;
 }
 
 BackwardResult backward_kernel_impl(
@@ -396,6 +394,7 @@ BackwardResult backward_kernel_impl(
   if (!has_rows) {
     return result;
   }
+  const auto& [d_input, d_weights, d_bias, d_h0, d_c0] = result;
   const auto grad_output =
       (a.grad_output ? *a.grad_output : at::zeros_like(a.output)).contiguous();
   const auto grad_cells =
@@ -418,13 +417,17 @@ BackwardResult backward_kernel_impl(
         run_backward<scalar_t>({
             .sizes = {a.h0.size(0), a.input.size(-1), a.h0.size(1)},
             .math = CellMath<at::opmath_type<scalar_t>>(a),
-            .gradients = pointers_to<scalar_t>(result),
+            .d_input = data_or_null<scalar_t>(d_input),
+            .d_weights = data_or_null<scalar_t>(d_weights),
+            .d_bias = data_or_null<scalar_t>(d_bias),
+            .d_h0 = data_or_null<scalar_t>(d_h0),
+            .d_c0 = data_or_null<scalar_t>(d_c0),
             .steps = steps,
             .has_batch_sizes = a.batch_sizes.has_value(),
             .grad_output = grad_output.const_data_ptr<scalar_t>(),
             .grad_cells = grad_cells.const_data_ptr<scalar_t>(),
-            .grad_h_n = data_or_null<scalar_t>(grad_h_n),
-            .grad_c_n = data_or_null<scalar_t>(grad_c_n),
+            .grad_h_n = data_or_null<const scalar_t>(grad_h_n),
+            .grad_c_n = data_or_null<const scalar_t>(grad_c_n),
             .output = output->const_data_ptr<scalar_t>(),
             .cells = cells->const_data_ptr<scalar_t>(),
             .gates = gates->const_data_ptr<scalar_t>(),

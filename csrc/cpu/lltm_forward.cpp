@@ -1,10 +1,9 @@
-#include "cpu/lltm_forward.h"
+#include "cpu/lltm_cell.h"
 
 #include "cpu/primitives/dot.h"
 #include "cpu/primitives/matrix.h"
 #include "cpu/primitives/panels.h"
 #include "cpu/primitives/product.h"
-#include "cpu/primitives/scratch.h"
 #include "cpu/primitives/work.h"
 #include "ops/checks.h"
 #include "ops/dispatch.h"
@@ -17,6 +16,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <string>
 #include <type_traits>
 
 // lltm::forward on the CPU, from its tensors (at the end of the file) to the
@@ -50,6 +50,16 @@ struct ForwardPlan {
   int64_t blocks;
   int64_t panels_per_task;
   int64_t tasks_per_block;
+
+  std::string to_string() const {
+    return c10::str(
+        panels,
+        " panels of rows, ",
+        leftover_rows,
+        " rows by dot, ",
+        blocks,
+        " blocks of units");
+  }
 };
 
 template <typename scalar_t, typename gemm_t>
@@ -65,9 +75,9 @@ ForwardPlan plan_of(const CellSizes& sizes, int64_t threads) {
       : beyond <= multiple / 2        ? beyond
                                       : 0;
   const auto packed_rows = sizes.batch - leftover_rows;
-  const auto rows_per_panel =
-      panel_width<gemm_t>(std::max<int64_t>(1, packed_rows));
-  const auto panels = at::divup(packed_rows, rows_per_panel);
+  const auto rows_per_panel = panel_width<gemm_t>(packed_rows);
+  const auto panels =
+      packed_rows == 0 ? 0 : at::divup(packed_rows, rows_per_panel);
   const auto units_per_block = size_of_a_block(sizes.state_size, most_units);
   const auto blocks = at::divup(sizes.state_size, units_per_block);
   // So many that every thread has a task.
@@ -100,6 +110,7 @@ class Forward {
         leftover_(plan_.leftover_rows * features_) {}
 
   void run() {
+    RECORD_USER_SCOPE(name_of_plan<gemm_t>(plan_));
     pack();
     at::parallel_for(
         0,
@@ -185,7 +196,6 @@ class Forward {
         first_feature,
         {from + panel * plan_.rows_per_panel * size, size},
         panels_.columns(panel),
-        columns_to_multiply(panel),
         size);
   }
 
@@ -241,20 +251,19 @@ class Forward {
            .several_chains = false});
     }
     if constexpr (kPair<gemm_t> == 1) {
-      if (block.leftover_rows == 0) {
-        return;
+      if (block.leftover_rows > 0) {
+        dot<gemm_t>( // A @ B.T, so here the weights are B
+            {.M = block.leftover_rows,
+             .N = block.units,
+             .K = features_,
+             .A = {leftover_.data(), features_},
+             .B = weights,
+             .C =
+                 {block.leftover_products + gate * ld_leftover_,
+                  kGates * ld_leftover_},
+             .accumulate = false,
+             .several_chains = false});
       }
-      dot<gemm_t>( // A @ B.T, so here the weights are B
-          {.M = block.leftover_rows,
-           .N = block.units,
-           .K = features_,
-           .A = {leftover_.data(), features_},
-           .B = weights,
-           .C =
-               {block.leftover_products + gate * ld_leftover_,
-                kGates * ld_leftover_},
-           .accumulate = false,
-           .several_chains = false});
     }
   }
 
@@ -292,7 +301,6 @@ class Forward {
             Transpose<opmath_t, opmath_t>{
                 .from = products_of(block, panel, gate).part(0, row),
                 .rows = block.units,
-                .padded = block.units,
                 .to = {rows_of_products + gate * ld, kGates * ld}},
             0,
             size);
@@ -377,9 +385,10 @@ ForwardWithGatesResult forward_kernel_impl(const ForwardArguments& a) {
   const auto old_cell = a.old_cell.expect_contiguous();
   AT_DISPATCH_FLOATING_TYPES_AND2(
       at::kHalf, at::kBFloat16, a.input.scalar_type(), "lltm_forward_cpu", [&] {
-        const InOpmath<scalar_t> bias_in_opmath(
+        using opmath_t = at::opmath_type<scalar_t>;
+        const Converted<scalar_t, opmath_t> bias_in_opmath(
             bias->const_data_ptr<scalar_t>(), kGates * state_size);
-        const InOpmath<scalar_t> old_cell_in_opmath(
+        const Converted<scalar_t, opmath_t> old_cell_in_opmath(
             old_cell->const_data_ptr<scalar_t>(), batch * state_size);
         cell_forward<scalar_t>({
             .sizes = {batch, a.input.size(1), state_size},
@@ -388,7 +397,7 @@ ForwardWithGatesResult forward_kernel_impl(const ForwardArguments& a) {
             .old_h = old_h->const_data_ptr<scalar_t>(),
             .cell =
                 {.state_size = state_size,
-                 .math = CellMath<at::opmath_type<scalar_t>>(a),
+                 .math = CellMath<opmath_t>(a),
                  .bias = bias_in_opmath.data(),
                  .old_cell = old_cell_in_opmath.data(),
                  .next_cell = nullptr,

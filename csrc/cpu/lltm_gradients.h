@@ -1,12 +1,10 @@
 #pragma once
 
-#include "cpu/lltm_gates.h"
+#include "cpu/lltm_cell.h"
 #include "cpu/primitives/matrix.h"
 #include "cpu/primitives/panels.h"
 #include "cpu/primitives/product_on_threads.h"
-#include "cpu/primitives/scratch.h"
 #include "cpu/primitives/work.h"
-#include "ops/lltm.h"
 
 #include <ATen/OpMathType.h>
 #include <ATen/Parallel.h>
@@ -14,32 +12,10 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <tuple>
 
 // The gradients of weights, bias, input and h, computed from those of the
 // pre-activations of some rows.
 namespace lltm {
-
-// Gradients that are null are not wanted.
-template <typename scalar_t>
-struct GradientPointers {
-  scalar_t* d_input;
-  scalar_t* d_weights;
-  scalar_t* d_bias;
-  scalar_t* d_old_h; // of a sequence: of h0
-  scalar_t* d_old_cell;
-};
-
-template <typename scalar_t>
-GradientPointers<scalar_t> pointers_to(const BackwardResult& gradients) {
-  return std::apply(
-      [](const auto&... tensors) {
-        return GradientPointers<scalar_t>{
-            tensors.defined() ? tensors.template mutable_data_ptr<scalar_t>()
-                              : nullptr...};
-      },
-      gradients);
-}
 
 // A gradient that adds up over chunks, in opmath_t. It has memory of its own if
 // there are several and the result has another type.
@@ -127,7 +103,6 @@ class PreactivationGradients {
               Transpose<gemm_t, gemm_t>{
                   .from = rows().part(first, 0),
                   .rows = size,
-                  .padded = size,
                   .to = transposed().part(0, first)},
               0,
               gate_units_);
@@ -216,26 +191,20 @@ struct BiasGradient {
       for (int64_t first = 0; first < batch; first += rows) {
         opmath_t sums[units] = {};
         for (auto row = first; row < std::min(first + rows, batch); ++row) {
-          add(d_preactivations.row(row) + unit, sums, size);
+          const auto* values = d_preactivations.row(row) + unit;
+          for (int64_t i = 0; i < size; ++i) {
+            sums[i] += to_opmath(values[i]);
+          }
         }
-        add(sums, totals, size);
+        for (int64_t i = 0; i < size; ++i) {
+          totals[i] += sums[i];
+        }
       }
       for (int64_t i = 0; i < size; ++i) {
         auto& to = d_bias[unit + i];
         from_opmath(
             opmath_t(accumulate ? to_opmath(to) + totals[i] : totals[i]), to);
       }
-    }
-  }
-
- private:
-  template <typename from_t, typename sum_t>
-  C10_ALWAYS_INLINE static void add(
-      const from_t* __restrict__ values,
-      sum_t* __restrict__ sums,
-      int64_t size) {
-    for (int64_t i = 0; i < size; ++i) {
-      sums[i] += to_opmath(values[i]);
     }
   }
 };

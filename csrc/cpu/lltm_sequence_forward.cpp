@@ -1,9 +1,9 @@
-#include "cpu/lltm_forward.h"
+#include "cpu/lltm_cell.h"
 #include "cpu/lltm_sequence_old_h.h"
 #include "cpu/lltm_sequence_plan.h"
 #include "cpu/primitives/barrier.h"
+#include "cpu/primitives/matrix.h"
 #include "cpu/primitives/panels.h"
-#include "cpu/primitives/scratch.h"
 #include "ops/checks.h"
 #include "ops/dispatch.h"
 #include "ops/lltm_sequence.h"
@@ -12,8 +12,6 @@
 #include <ATen/Dispatch.h>
 #include <ATen/OpMathType.h>
 #include <torch/library.h>
-
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -35,10 +33,11 @@ constexpr size_t kStepsWorthPacking = 8;
 // With fewer rows of the batch, the products with the input are made for many
 // steps at once, so each step reads only the weights for h.
 constexpr int64_t kRowsWorthInputInSteps = 32;
+constexpr int64_t kBytesOfAChunk = 512 << 10; // they stay in L2
 // Rows of a step that a panel is multiplied with at a time. Their operands and
 // products fit in the caches, in which pairs take half the room.
 template <typename gemm_t>
-constexpr int64_t kRowsOfABlock = 64 * kPair<gemm_t>;
+constexpr int64_t kRowsAtOnce = 64 * kPair<gemm_t>;
 
 // Lets glibc keep so much free memory, up to 62 MiB, for the next call. glibc
 // gives the free end of its heap back to the system if it is larger than a
@@ -55,17 +54,6 @@ void keep_memory(int64_t bytes) {
   }
 }
 
-// The L2 cache of a core has so many bytes, or 1 MiB if the system does not
-// say.
-int64_t l2_bytes() {
-#if defined(_SC_LEVEL2_CACHE_SIZE)
-  static const int64_t bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
-  return bytes > 0 ? bytes : 1 << 20;
-#else
-  return 1 << 20;
-#endif
-}
-
 // To contiguous memory; batch is that of h0.
 template <typename scalar_t>
 struct SequenceForwardPointers {
@@ -75,6 +63,7 @@ struct SequenceForwardPointers {
   CellMath<opmath_t> math;
   const std::vector<SequenceStep>& steps;
   bool has_batch_sizes;
+  int64_t rows;
   const scalar_t* input;
   const scalar_t* weights;
   const scalar_t* bias;
@@ -115,7 +104,8 @@ struct SequenceForwardPointers {
 // With weights as they lie.
 template <typename scalar_t>
 void loop_over_the_cell(const SequenceForwardPointers<scalar_t>& p) {
-  const InOpmath<scalar_t> bias(p.bias, p.sizes.gate_units());
+  using opmath_t = at::opmath_type<scalar_t>;
+  const Converted<scalar_t, opmath_t> bias(p.bias, p.sizes.gate_units());
   Scratch<scalar_t> scratch(p.sizes.batch * p.sizes.state_size);
   const Share units(p.sizes.state_size, 0, 1);
   for (size_t i = 0; i < p.steps.size(); ++i) {
@@ -175,7 +165,7 @@ SequenceForwardPlan plan_of(
       .panel_width = panel_width,
       .multiplies_input_first = multiplies_input_first,
       .rows_of_a_chunk = multiplies_input_first
-          ? l2_bytes() / bytes_of_a_row
+          ? kBytesOfAChunk / bytes_of_a_row
           : std::numeric_limits<int64_t>::max(),
       .rows_per_slot = at::divup(sizes.batch, slots.row_groups)};
 }
@@ -197,10 +187,8 @@ class SequenceForward {
                 p_.has_batch_sizes,
                 available_threads())),
         chunks_(sequence_chunks(p_.steps, plan_.rows_of_a_chunk)),
-        rows_of_input_(
-            plan_.multiplies_input_first ? most_rows(chunks_)
-                                         : plan_.rows_per_slot),
         bias_(p_.bias, p_.sizes.gate_units()),
+        input_(p_.input, p_.rows * p_.sizes.input_features),
         weights_(
             p_.sizes.features(),
             plan_.slots.panels * plan_.panel_width,
@@ -209,17 +197,12 @@ class SequenceForward {
             plan_.panel_width *
             (plan_.multiplies_input_first
                  ? plan_.slots.panels * most_rows(chunks_)
-                 : plan_.slots.slots() * kRowsOfABlock<gemm_t>)),
+                 : plan_.slots.slots() * kRowsAtOnce<gemm_t>)),
         old_h_(
-            copies_old_h() ? plan_.slots.slots() * plan_.rows_per_slot *
-                    p_.sizes.state_size
-                           : 0),
-        input_(
-            kConverts
-                ? plan_.slots.slots() * rows_of_input_ * p_.sizes.input_features
-                : 0) {}
+            plan_.slots.slots() * plan_.rows_per_slot * p_.sizes.state_size) {}
 
   void run() {
+    RECORD_USER_SCOPE(name_of_plan<gemm_t>(plan_.slots));
     run_together(
         plan_.slots.slots(), [&](int64_t begin, int64_t end, Barrier& barrier) {
           const ProductGuard<gemm_t> guard;
@@ -228,8 +211,6 @@ class SequenceForward {
   }
 
  private:
-  static constexpr bool kConverts = !std::is_same_v<scalar_t, gemm_t>;
-
   void run(int64_t begin, int64_t end, Barrier& barrier) {
     for (int64_t slot = begin; slot < end; ++slot) {
       const Share panels(plan_.slots.panels, slot, plan_.slots.slots());
@@ -267,7 +248,6 @@ class SequenceForward {
           0,
           {p_.weights + row * features, features},
           plan_.slots.units_in(panel),
-          units,
           features);
     }
   }
@@ -294,7 +274,7 @@ class SequenceForward {
 
   // All steps of a chunk, before the first of them runs.
   void multiply_input(int64_t slot, const SequenceChunk& chunk) {
-    const auto* A = input_of(slot, chunk.first_row, chunk.rows);
+    const auto* A = input_.data() + chunk.first_row * p_.sizes.input_features;
     plan_.slots.for_each_panel(slot, 0, [&](int64_t panel) {
       multiply_panel(
           chunk.rows,
@@ -324,17 +304,16 @@ class SequenceForward {
         old_h_.data() + slot * plan_.rows_per_slot * p_.sizes.state_size);
     const auto* input = plan_.multiplies_input_first
         ? nullptr
-        : input_of(slot, first_row, rows.size());
+        : input_.data() + first_row * p_.sizes.input_features;
     p_.reset(i, rows, plan_.slots.units_of(slot));
     const auto pointers = p_.of_step(i, rows.begin, bias_.data());
-    const auto blocks = at::divup(rows.size(), kRowsOfABlock<gemm_t>);
+    const auto blocks = at::divup(rows.size(), kRowsAtOnce<gemm_t>);
     for (int64_t block = 0; block < blocks; ++block) {
       const Share rows_of_block(rows.size(), block, blocks);
       plan_.slots.for_each_panel(slot, i + block, [&](int64_t panel) {
         auto* products = plan_.multiplies_input_first
             ? kept_products(chunk, panel, first_row + rows_of_block.begin)
-            : products_.data() +
-                slot * kRowsOfABlock<gemm_t> * plan_.panel_width;
+            : products_.data() + slot * kRowsAtOnce<gemm_t> * plan_.panel_width;
         one_panel(panel, rows_of_block, old_h, input, pointers, products);
       });
     }
@@ -368,37 +347,14 @@ class SequenceForward {
         rows.size());
   }
 
-  // Rows of input, which are converted where the types differ.
-  const gemm_t* input_of(int64_t slot, int64_t row, int64_t rows) {
-    const auto size = p_.sizes.input_features;
-    const auto* from = p_.input + row * size;
-    if constexpr (kConverts) {
-      auto* to = input_.data() + slot * rows_of_input_ * size;
-      run_with_best_isa(
-          ConvertRows<scalar_t, gemm_t>{{from, size}, size, {to, size}},
-          0,
-          rows);
-      return to;
-    } else {
-      return from;
-    }
-  }
-
-  // old_h() copies rows if types differ, not all are carried, or some are
-  // reset.
-  bool copies_old_h() const {
-    return kConverts || p_.has_batch_sizes || p_.resets.data != nullptr;
-  }
-
   const SequenceForwardPointers<scalar_t>& p_;
   const SequenceForwardPlan plan_;
   const std::vector<SequenceChunk> chunks_;
-  const int64_t rows_of_input_; // of a slot, converted at a time
-  const InOpmath<scalar_t> bias_;
+  const Converted<scalar_t, opmath_t> bias_;
+  const Converted<scalar_t, gemm_t> input_;
   Panels<gemm_t> weights_;
   Scratch<opmath_t> products_;
-  Scratch<gemm_t> old_h_;
-  Scratch<gemm_t> input_;
+  Scratch<gemm_t> old_h_; // of the rows that old_h() copies
 };
 
 template <typename scalar_t>
@@ -429,7 +385,7 @@ SequenceForwardWithGatesResult sequence_forward_kernel_impl(
     return {output, cells, std::move(h_n), std::move(c_n), gates};
   }
   // A loop or a second layer frees twice as much before it allocates again.
-  keep_memory(2 * (write_gates ? 5 : 2) * output.nbytes());
+  keep_memory(2 * (write_gates ? 5 : 2) * output.nbytes() + a.weights.nbytes());
   const auto input = a.input.expect_contiguous();
   const auto weights = a.weights.expect_contiguous();
   const auto bias = a.bias.expect_contiguous();
@@ -450,6 +406,7 @@ SequenceForwardWithGatesResult sequence_forward_kernel_impl(
             .math = CellMath<opmath_t>(a),
             .steps = steps,
             .has_batch_sizes = a.batch_sizes.has_value(),
+            .rows = output.numel() / state_size,
             .input = input->const_data_ptr<scalar_t>(),
             .weights = weights->const_data_ptr<scalar_t>(),
             .bias = bias->const_data_ptr<scalar_t>(),

@@ -1,7 +1,9 @@
 #pragma once
 
-#include "cpu/lltm_gates.h"
+#include "cpu/lltm_cell.h"
 #include "cpu/primitives/work.h"
+
+#include <c10/util/StringUtil.h>
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -9,6 +11,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
 #include <thread>
 
 // How a sequence is divided: over threads, and in panels of hidden units.
@@ -59,6 +62,16 @@ struct SequencePlan {
   int64_t panels;
   int64_t row_groups; // slots of different rows need no barrier
   int64_t unit_groups;
+
+  std::string to_string() const {
+    return c10::str(
+        row_groups,
+        " groups of rows, ",
+        unit_groups,
+        " groups of units, ",
+        panels,
+        " panels of units");
+  }
 
   int64_t slots() const {
     return row_groups * unit_groups;

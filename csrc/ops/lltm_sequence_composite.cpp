@@ -61,6 +61,15 @@ at::Tensor with_kept(const at::Tensor& rows, const at::Tensor& before) {
                    : at::cat({rows, before.narrow(0, rows.size(0), rest)}, 0);
 }
 
+void refuse_others(torch::Library& m) {
+  m.impl(
+      "_sequence_forward_with_gates",
+      as_kernel<refuse_without_kernel<_sequence_forward_with_gates>>());
+  m.impl(
+      "sequence_backward",
+      as_kernel<refuse_without_kernel<sequence_backward>>());
+}
+
 } // namespace
 
 SequenceForwardResult composite_forward(const SequenceForwardArguments& a) {
@@ -108,12 +117,16 @@ SequenceForwardResult composite_forward(const SequenceForwardArguments& a) {
 
 TORCH_LIBRARY_IMPL(lltm, CompositeExplicitAutograd, m) {
   m.impl("sequence_forward", as_kernel<composite_kernel<sequence_forward>>());
-  m.impl(
-      "_sequence_forward_with_gates",
-      as_kernel<refuse_without_kernel<_sequence_forward_with_gates>>());
-  m.impl(
-      "sequence_backward",
-      as_kernel<refuse_without_kernel<sequence_backward>>());
+  refuse_others(m);
+}
+
+// The checks refuse nested tensors.
+TORCH_LIBRARY_IMPL(lltm, NestedTensorCPU, m) {
+  refuse_others(m);
+}
+
+TORCH_LIBRARY_IMPL(lltm, NestedTensorCUDA, m) {
+  refuse_others(m);
 }
 
 } // namespace lltm

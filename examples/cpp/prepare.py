@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.utils.benchmark import Timer
 
 import lltm_ops
 
@@ -67,10 +66,6 @@ def main() -> None:
     else:
         print("scripted.pt is left out: TorchScript ends with Python 3.13")
     compile_ahead_of_time(model, folder / "layer.pt2")
-    step = tuple(inputs[name] for name in ("step", "weights", "bias", "old_h", "old_cell"))
-    with torch.no_grad():
-        timer = Timer("forward(*step)", globals={"forward": lltm_ops.forward, "step": step})
-        print(f"a step from Python: {timer.blocked_autorange().median * 1e6:.2f} us")
 
 
 if __name__ == "__main__":

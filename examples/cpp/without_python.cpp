@@ -13,8 +13,6 @@
 #include <torch/script.h>
 #include <torch/torch.h>
 
-#include <algorithm>
-#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
@@ -93,27 +91,6 @@ void run_compiled(const std::string& file, const Tensors& in, Tensors& out) {
   out.insert("compiled", model.run({in.at("input")})[0]);
 }
 
-void time_operator(const Tensors& in) {
-  const torch::NoGradGuard no_grad;
-  const auto step = in.at("step"), weights = in.at("weights");
-  const auto bias = in.at("bias");
-  const auto old_h = in.at("old_h"), old_cell = in.at("old_cell");
-  constexpr int kCalls = 2000;
-  std::vector<double> microseconds;
-  for (int round = 0; round < 15; ++round) {
-    const auto begin = std::chrono::steady_clock::now();
-    for (int call = 0; call < kCalls; ++call) {
-      lltm::forward({step, weights, bias, old_h, old_cell});
-    }
-    const std::chrono::duration<double, std::micro> time =
-        std::chrono::steady_clock::now() - begin;
-    microseconds.push_back(time.count() / kCalls);
-  }
-  std::sort(microseconds.begin(), microseconds.end());
-  std::cout << "a step from C++: " << microseconds[microseconds.size() / 2]
-            << " us\n";
-}
-
 } // namespace
 
 int main(int argc, char** argv) {
@@ -132,7 +109,6 @@ int main(int argc, char** argv) {
     }
     run_compiled(folder + "layer.pt2", in, out);
     write(folder + "outputs.pt", out);
-    time_operator(in);
   } catch (const c10::Error& error) {
     std::cerr << error.what_without_backtrace() << '\n';
     return 1;

@@ -326,6 +326,7 @@ def test_forms_are_short_and_have_nothing_of_each_other(new_package, form, tmp_p
     assert ("scikit" in text) == (form.build == "cmake")
     assert ("CUDA toolkit" in text) == (form.kernel == "cuda")
     assert ("triton" in text) == (form.kernel == "triton")
+    assert ("triton and NumPy" in texts[tmp_path / "CONTRIBUTING.md"]) == (form.kernel == "triton")
 
 
 # What sp-repo-review would like to see, and why it is not there.

@@ -1,4 +1,4 @@
-"""A backend that docs/add_a_backend.md tells how to add, and what holds of it without more."""
+"""A backend that CONTRIBUTING.md tells how to add, and what holds of it without more."""
 
 import functools
 import itertools

@@ -10,18 +10,17 @@ import pytest
 import torch
 from common import each_dtype
 
-# Tiles have up to 24 rows, so the list has each of these and two more. It also has the neighbours
-# of 32 and 48 rows, and those of panels of 64. The gradient of weights adds up 512 rows at a time.
+# Tiles have up to 12 rows, and registers up to 16 lanes, of which half or less is multiplied by dot
+# products. The list also has the neighbours of 32 and 48 rows, and those of panels of 64. The
+# gradient of weights adds up 512 rows at a time.
 ROWS = [*range(1, 27), 31, 33, 47, 48, 49, 63, 64, 65, 130, 513]
 # A vector has up to 16 units. The list has each part of a vector, the neighbours of two to six
 # vectors, and those of blocks of 48 and 128 units.
 UNITS = [*range(1, 18), 23, 24, 25, 31, 32, 33, 47, 48, 49, 63, 64, 65, 95, 96, 97, 127, 128, 129]
-# bfloat16 multiplies pairs of terms, so the list has even and odd numbers. Up to 64 terms are
-# few. Chains and copies have 128, 256, 512 and 2048 terms.
-TERMS = [*range(6, 15), 63, 64, 65, 66, 127, 128, 129, 255, 256, 257, 383, 385, 511, 512, 513]
-TERMS += [530, 2047, 2048, 2049]
-# The number of rows decides how many chains there are, whether weights are copied, and whether
-# rows are fetched ahead.
+# bfloat16 multiplies pairs of terms, so the list has even and odd numbers. It also has parts of the
+# squares that are transposed, and the neighbours of chains of 512 and 2,048 terms.
+TERMS = [*range(6, 23), 63, 64, 65, 66, 383, 385, 511, 512, 513, 530, 2047, 2048, 2049]
+# The number of rows decides how many chains there are, and whether weights are copied.
 FEW_AND_MANY_ROWS = [1, 2, 5, 25, 70]
 
 

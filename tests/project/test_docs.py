@@ -58,7 +58,7 @@ def test_python_block_runs(code, tmp_path):
 
 # By make fresh, test_packaging and test_train_distributed.
 TRIED_ELSEWHERE = {
-    ".venv/bin/torchrun --standalone --nproc-per-node 2 examples/train_distributed.py --fsdp",
+    ".venv/bin/torchrun --standalone --nproc-per-node 2 examples/train_distributed.py README.md",
     "sudo apt-get install g++ make python3-dev python3-venv",
     "pip install --no-build-isolation .",
     "pip install dist/lltm_ops-*-py3-none-*.whl",
@@ -115,8 +115,8 @@ def test_the_changelog_begins_with_this_version():
     assert re.search(r"^## \[(\S+)\]", changelog, re.M)[1] == lltm_ops.__version__
 
 
-def test_every_row_of_what_composes_names_a_test():
-    table = (ROOT / "docs" / "what_composes.md").read_text()
+def test_every_row_of_works_with_names_a_test():
+    table = (ROOT / "docs" / "works_with.md").read_text()
     rows = [line for line in table.splitlines() if line.startswith("| ")][1:]
     assert len(rows) > 10
     assert all(re.search(r"`tests/[\w/]+\.py::\w+` \|$", row) for row in rows)
@@ -124,7 +124,7 @@ def test_every_row_of_what_composes_names_a_test():
 
 def test_every_limit_names_a_test_or_says_that_it_has_none():
     limits = re.split(r"^- ", (ROOT / "docs" / "limits.md").read_text(), flags=re.M)[1:]
-    assert len(limits) > 40
-    says = r"`tests/[\w/]+\.py::\w+`\)$|\(\*no test\*\)$|tried by hand"
+    assert len(limits) > 30
+    says = r"`tests/[\w/]+\.py::\w+`\)$|\(\*no test\*\)$|Tried by hand"
     for limit in limits:
-        assert re.search(says, limit.partition("\n\n")[0].strip()), limit
+        assert re.search(says, " ".join(limit.partition("\n\n")[0].split())), limit

@@ -1,6 +1,8 @@
 """The examples run as a user runs them, with settings so small that they learn next to nothing."""
 
+import json
 import re
+import statistics
 import subprocess
 import sys
 
@@ -26,7 +28,7 @@ def run(name, *options):
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
     output = tmp_path_factory.mktemp("demo")
-    return output, run("demo.py", "--steps=3", f"--output={output}")
+    return output, run("demo.py", "--epochs=1", "--rounds=1", "--steps=25", f"--output={output}")
 
 
 @pytest.fixture
@@ -35,51 +37,69 @@ def example(monkeypatch):
     return lambda name: program(EXAMPLES / f"{name}.py")
 
 
-def test_the_demo_leaves_three_files(ran):
+def test_the_demo_draws_what_it_measured(ran):
     output, printed = ran
-    assert sorted(path.name for path in output.iterdir()) == ["demo.png", "model.pt", "sample.txt"]
     titles = Image.open(output / "demo.png").text["Title"]
-    assert re.fullmatch(r"Speed: [^|]+ \| Text: [^|]+ \| Memory: [^|]+", titles)
-    assert (output / "sample.txt").read_text() in printed
+    assert re.fullmatch(r"Time: [^|]+ \| Accuracy: [^|]+ \| Memory: [^|]+", titles)
+    costs = re.findall(r"(nn\.\w+|LLTM), (?:packed|padded) .* s +\S+ times as long", printed)
+    accuracies = re.findall(r"^    \w+, (\S+) +(?:\d+\.\d % +){3}\(", printed, re.M)
+    assert costs == 2 * ["LLTM", "nn.LSTM", "nn.LSTM", "nn.GRU", "nn.GRU"]
+    assert accuracies == 2 * ["LLTM", "nn.LSTM", "nn.GRU"]
 
 
-def test_the_demo_prints_what_it_measured(ran, example):
-    output, printed = ran
+def test_the_pages_have_the_numbers_of_the_picture(example):
+    """Which holds them as text. make demo draws it anew."""
+    picture = json.loads(Image.open(ROOT / "docs/images/demo.png").text["Description"])
+    readme, training = (
+        " ".join((ROOT / page).read_text().split()) for page in ("README.md", "docs/training.md")
+    )
+    median = {name: 100 * statistics.median(of) for name, of in picture["accuracies"].items()}
+    for name, (layer, _) in example("demo").CONTENDERS.items():
+        cells = [name.replace("nn", "`nn").replace(",", "`,") if "nn" in name else name]
+        for task, costs in picture["costs"].items():
+            seconds, mebibytes = costs[name]
+            accuracy = f"{median[f'{task}, {layer}']:.1f} %"
+            cells += [accuracy, f"{1e3 * seconds:.0f} ms", f"{mebibytes:.1f} MiB"]
+        assert f"| {' | '.join(cells)} |" in training
+    for task in ("speakers", "exercises"):
+        ours, lstm, gru = (
+            f"{median[f'{task}, {name}']:.1f}" for name in ("LLTM", "nn.LSTM", "nn.GRU")
+        )
+        assert f"{task} {ours} % (`nn.LSTM` {lstm}, `nn.GRU` {gru})" in readme
+    steps = {name: f"{min(of)} to {max(of)}" for name, of in picture["recall"].items() if all(of)}
+    of_layer = {name.split(", ")[1]: s for name, s in steps.items() if "set to keep" in name}
+    assert f"{of_layer['LLTM']} steps" in readme
+    assert f"{of_layer['nn.LSTM']} steps, and `nn.GRU` {of_layer['nn.GRU']}" in readme
+    found = [of_layer[name] for name in ("LLTM", "nn.LSTM", "nn.GRU")]
+    assert "needs {} steps, the LSTM {} and the GRU {}.".format(*found) in training
+
+
+@pytest.mark.parametrize(
+    ("task", "counts"), [("speakers", (180, 90, 370)), ("exercises", (70, 28, 42))]
+)
+def test_the_parts_of_the_data_have_no_sequence_in_common(task, counts, example):
     demo = example("demo")
-    corpus = demo.Corpus()
-    model = demo.CharLM(len(corpus.vocabulary), demo.EMBEDDING_SIZE, demo.HIDDEN_SIZE)
-    model.load_state_dict(torch.load(output / "model.pt"))
-    bits = demo.bits_per_character(model, corpus.validation)
-    assert re.search(rf"LLTM(?: needs| guesses best, with)\s+{bits:.2f}", printed)
-    times = dict(re.findall(r"^(.+ed) +\S+ s +(\S+) times as long$", printed, re.M))
-    for form, words in (("packed", "nn.LSTM takes"), ("padded", "it takes")):
-        assert f"{words} {times[f'nn.LSTM, {form}']} times as long" in " ".join(printed.split())
+    parts = [demo.Sequences(task, part) for part in (demo.LEARN, demo.CHOOSE, demo.TEST)]
+    assert tuple(len(part.inputs) for part in parts) == counts
+    every = {tuple(s.flatten().tolist()) for part in parts for s in part.inputs}
+    assert len(every) == sum(counts)
+    learned = torch.cat([s for part in parts[:2] for s in part.inputs])
+    torch.testing.assert_close(learned.std(0), torch.ones(parts[0].features))
 
 
-def test_the_race_gives_each_as_much_time(example, monkeypatch):
+@pytest.mark.parametrize("layer", ["LLTM", "LSTM", "GRU"])
+def test_packed_and_padded_sequences_have_the_same_logits(layer, example):
     demo = example("demo")
-    length = dict(zip(demo.RACE, (1.0, 8.0, 4.0, 6.5, 5.0), strict=True))
-
-    def learn(self, sentences):
-        self.bits.append(2.0)
-        self.seconds += length[self.name]
-
-    monkeypatch.setattr(demo.Learner, "learn", learn)
-    corpus = demo.Corpus()
-    batches = corpus.batches(20, seed=0)
-    learners = [demo.Learner(name, corpus, 20, seed=0) for name in demo.RACE]
-    times = demo.race(learners, batches, lambda learner: None)
-    assert times == {name: 20 * seconds for name, seconds in length.items()}
-    assert [len(learner.bits) for learner in learners] == [20, 3, 5, 3, 4]
-    assert demo.steps_that_fit(corpus, batches, seconds=100) == 100 // (5 * 1 + 3 + 4)
+    sequences = demo.Sequences("speakers", demo.CHOOSE)
+    model = demo.Classifier(layer, sequences.features, sequences.classes)
+    torch.testing.assert_close(
+        *(form(model, sequences.inputs) for form in (demo.packed, demo.padded))
+    )
 
 
-def test_packed_and_padded_sentences_have_the_same_loss(example):
-    demo = example("demo")
-    corpus = demo.Corpus()
-    model = demo.CharLM(len(corpus.vocabulary), 4, 8, torch.nn.LSTM)
-    forms = (form(corpus.training[:5]) for form in (demo.packed, demo.padded))
-    torch.testing.assert_close(*(demo.loss_of(model, *form) for form in forms))
+def test_what_is_kept_for_backward_is_counted_once(example):
+    numbers = torch.ones(2**18, requires_grad=True)
+    assert example("demo").kept_for_backward(lambda: (numbers * numbers).sum()) == 1
 
 
 def test_the_ways_to_run_agree(ran):
@@ -92,7 +112,7 @@ def test_the_ways_to_run_agree(ran):
 def test_a_way_that_cannot_run_costs_its_row(example, monkeypatch, capsys):
     ways = example("ways_to_run")
     monkeypatch.setattr(ways, "WAYS", {"torch.compile": lambda *_: [][0]})
-    assert [*ways.compare(torch.nn.Linear(2, 2), torch.ones(1, 2))] == ["eager"]
+    assert [*ways.compare(torch.nn.Bilinear(2, 2, 2), *torch.ones(2, 1, 2))] == ["eager"]
     assert "torch.compile is left out, because of IndexError: list" in capsys.readouterr().out
 
 

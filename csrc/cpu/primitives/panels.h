@@ -4,7 +4,6 @@
 #include "cpu/primitives/matrix.h"
 #include "cpu/primitives/product.h"
 #include "cpu/primitives/registers.h"
-#include "cpu/primitives/scratch.h"
 #include "cpu/primitives/work.h"
 
 #include <ATen/Parallel.h>
@@ -13,6 +12,7 @@
 #include <algorithm>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 // Copies of matrices into the layouts that products take.
 namespace lltm {
@@ -24,98 +24,102 @@ struct Pair {
   T second;
 };
 
-// to = from.T, 4 x 4 words: every instruction set shuffles 16 bytes.
-template <typename T>
-C10_ALWAYS_INLINE void transpose_words(Matrix<const T> from, Matrix<T> to) {
-  Lanes<float, 16>::type rows[4];
-  for (int64_t i = 0; i < 4; ++i) {
-    std::memcpy(&rows[i], from.row(i), sizeof(rows[i]));
+// Of rows i and i + kHalf of a square, exchanges the words that lie kHalf
+// beside the diagonal.
+template <int64_t kHalf, typename lanes_t, size_t... kLane>
+C10_ALWAYS_INLINE void
+exchange(lanes_t& a, lanes_t& b, std::index_sequence<kLane...>) {
+  constexpr int64_t n = sizeof...(kLane);
+  const lanes_t upper =
+      LLTM_SHUFFLE(a, b, int(kLane & kHalf ? n + kLane - kHalf : kLane)...);
+  b = LLTM_SHUFFLE(a, b, int(kLane & kHalf ? n + kLane : kLane + kHalf)...);
+  a = upper;
+}
+
+// Transposes a square of words, half by half.
+template <int64_t kHalf, typename lanes_t, int64_t n>
+C10_ALWAYS_INLINE void transpose_square(lanes_t (&rows)[n]) {
+#pragma GCC unroll 16
+  for (int64_t i = 0; i < n; ++i) {
+    if ((i & kHalf) == 0) {
+      exchange<kHalf>(rows[i], rows[i + kHalf], std::make_index_sequence<n>());
+    }
   }
-  const auto low01 = LLTM_SHUFFLE(rows[0], rows[1], 0, 4, 1, 5);
-  const auto low23 = LLTM_SHUFFLE(rows[2], rows[3], 0, 4, 1, 5);
-  const auto high01 = LLTM_SHUFFLE(rows[0], rows[1], 2, 6, 3, 7);
-  const auto high23 = LLTM_SHUFFLE(rows[2], rows[3], 2, 6, 3, 7);
-  rows[0] = LLTM_SHUFFLE(low01, low23, 0, 1, 4, 5);
-  rows[1] = LLTM_SHUFFLE(low01, low23, 2, 3, 6, 7);
-  rows[2] = LLTM_SHUFFLE(high01, high23, 0, 1, 4, 5);
-  rows[3] = LLTM_SHUFFLE(high01, high23, 2, 3, 6, 7);
-  for (int64_t i = 0; i < 4; ++i) {
-    std::memcpy(to.row(i), &rows[i], sizeof(rows[i]));
+  if constexpr (kHalf > 1) {
+    transpose_square<kHalf / 2>(rows);
   }
 }
 
-// to [columns, rows] = from [rows, columns].T. What lies beyond the rows, up to
-// padded, becomes zero. begin and end count columns.
+// to [columns, rows] = from [rows, columns].T, with zeros beyond the rows, up
+// to whole registers. begin and end count columns.
 template <typename from_t, typename to_t>
 struct Transpose {
   Matrix<const from_t> from;
   int64_t rows;
-  int64_t padded;
   Matrix<to_t> to;
 
   template <int64_t kBytes>
   C10_ALWAYS_INLINE void run(int64_t begin, int64_t end) const {
-    // In blocks, so that the lines of both sides stay in L1.
-    constexpr int64_t block = 16;
-    for (int64_t row = 0; row < rows; row += block) {
-      for (auto column = begin; column < end; column += block) {
-        one_block(
-            from.part(row, column),
-            std::min(block, rows - row),
-            std::min(block, end - column),
-            to.part(column, row));
+    // Squares of 32 would not fit in registers.
+    constexpr int64_t n = std::min<int64_t>(16, kBytes / sizeof(to_t));
+    for (int64_t row = 0; row < rows; row += n) {
+      for (auto column = begin; column < end; column += n) {
+        // The last square overlaps the one before.
+        const auto first = std::max(begin, std::min(column, end - n));
+        one_square<n>(
+            from.part(row, first),
+            std::min(n, rows - row),
+            std::min(n, end - first),
+            to.part(first, row));
       }
-    }
-    for (auto column = begin; rows < padded && column < end; ++column) {
-      std::fill(to.row(column) + rows, to.row(column) + padded, to_t{});
     }
   }
 
  private:
-  // The matrices come by value, because gcc would read members again after each
-  // store.
-  C10_ALWAYS_INLINE static void one_block(
+  // bfloat16, float or a pair, and double
+  using word_t = std::conditional_t<
+      sizeof(to_t) == 2,
+      int16_t,
+      std::conditional_t<sizeof(to_t) == 4, float, double>>;
+
+  template <int64_t n>
+  C10_ALWAYS_INLINE static void one_square(
       Matrix<const from_t> from,
       int64_t rows,
       int64_t columns,
       Matrix<to_t> to) {
-    int64_t whole_rows = 0;
-    if constexpr (std::is_same_v<from_t, to_t> && sizeof(from_t) == 4) {
-      whole_rows = rows / 4 * 4;
-      const auto whole_columns = columns / 4 * 4;
-      for (int64_t i = 0; i < whole_columns; i += 4) {
-        for (int64_t j = 0; j < whole_rows; j += 4) {
-          transpose_words(from.part(j, i), to.part(i, j));
-        }
+    typename Lanes<word_t, n * sizeof(word_t)>::type square[n] = {};
+#pragma GCC unroll 16
+    for (int64_t i = 0; i < n; ++i) {
+      if (i < rows) {
+        load_row(from.row(i), columns, square[i]);
       }
-      elements(
-          from.part(0, whole_columns),
-          whole_rows,
-          columns - whole_columns,
-          to.part(whole_columns, 0));
     }
-    if (rows == 16 && columns == 16 && whole_rows == 0) {
-      elements(from, 16, 16, to); // gcc makes vectors of this
-    } else {
-      elements(
-          from.part(whole_rows, 0),
-          rows - whole_rows,
-          columns,
-          to.part(0, whole_rows));
+    transpose_square<n / 2>(square);
+#pragma GCC unroll 16
+    for (int64_t i = 0; i < n; ++i) {
+      if (i < columns) {
+        store_lanes(square[i], to.row(i));
+      }
     }
   }
 
-  C10_ALWAYS_INLINE static void elements(
-      Matrix<const from_t> from,
-      int64_t rows,
-      int64_t columns,
-      Matrix<to_t> to) {
-    const auto* __restrict__ from_data = from.data;
-    auto* __restrict__ to_data = to.data;
-    for (int64_t i = 0; i < columns; ++i) {
-      for (int64_t j = 0; j < rows; ++j) {
-        convert_element(from_data[j * from.ld + i], to_data[i * to.ld + j]);
+  template <typename lanes_t>
+  C10_ALWAYS_INLINE static void
+  load_row(const from_t* from, int64_t columns, lanes_t& row) {
+    constexpr int64_t n = sizeof(row) / sizeof(to_t);
+    if constexpr (std::is_same_v<from_t, to_t>) {
+      if (columns == n) {
+        load_lanes(from, row);
+      } else {
+        std::memcpy(&row, from, columns * sizeof(to_t));
       }
+    } else {
+      to_t converted[n] = {};
+      for (int64_t i = 0; i < columns; ++i) {
+        convert_element(from[i], converted[i]);
+      }
+      load_lanes(converted, row);
     }
   }
 };
@@ -164,7 +168,7 @@ class Panels {
 
   // Copies a matrix with a row for each column of panel i, and with so many
   // terms. Its first row becomes first_column, its first column first_term.
-  // Columns of the panel from columns to padded_columns become zero.
+  // Columns of the panel beyond it become zero, up to whole registers.
   template <typename from_t>
   void pack_transposed(
       int64_t i,
@@ -172,7 +176,6 @@ class Panels {
       int64_t first_term,
       Matrix<const from_t> from,
       int64_t columns,
-      int64_t padded_columns,
       int64_t terms) {
     using P = std::conditional_t<kPair<T> == 2, Pair<from_t>, from_t>;
     using Q = std::conditional_t<kPair<T> == 2, Pair<T>, T>;
@@ -182,7 +185,6 @@ class Panels {
         Transpose<P, Q>{
             {reinterpret_cast<const P*>(from.data), from.ld / pair},
             columns,
-            padded_columns,
             {reinterpret_cast<Q*>(to), width_}},
         0,
         terms / pair);

@@ -5,10 +5,14 @@
 #include "cpu/primitives/work.h"
 
 #include <ATen/OpMathType.h>
+#include <ATen/record_function.h>
+#include <c10/core/ScalarType.h>
 #include <c10/util/BFloat16.h>
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
 #include <type_traits>
 
 namespace lltm {
@@ -91,6 +95,13 @@ struct ProductGuard {
     }
   }
 };
+
+// What the profiler shows of a call: which path it takes.
+template <typename gemm_t, typename Plan>
+std::string name_of_plan(const Plan& plan) {
+  constexpr auto type = c10::CppTypeToScalarType<gemm_t>::value;
+  return c10::str("lltm plan: ", type, " products, ", plan.to_string());
+}
 
 // Calls f(gemm_t()) for the type in which scalar_t is multiplied: as pairs, if
 // the sizes fit and this CPU does it, or in opmath_t.

@@ -3,7 +3,6 @@
 #include "cpu/primitives/matrix.h"
 #include "cpu/primitives/panels.h"
 #include "cpu/primitives/product.h"
-#include "cpu/primitives/scratch.h"
 #include "cpu/primitives/work.h"
 
 #include <ATen/OpMathType.h>

@@ -1,5 +1,5 @@
 // The cell for a backend of the tests' own, by the steps of
-// docs/add_a_backend.md: of the dispatch key PrivateUse1, on memory of the
+// CONTRIBUTING.md, "Add a backend": of the dispatch key PrivateUse1, on memory of the
 // host.
 
 #include "ops/checks.h"

@@ -3,8 +3,11 @@ import sys
 from glob import glob
 from pathlib import Path
 
+from setuptools import __version__ as setuptools_version
 from setuptools import setup
 
+if int(setuptools_version.split(".")[0]) < 77:
+    raise SystemExit(f"my_ops needs setuptools 77 or later, but this is {setuptools_version}")
 try:
     import torch
     from torch.utils import cpp_extension

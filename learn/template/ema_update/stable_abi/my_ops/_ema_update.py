@@ -15,18 +15,18 @@ def _(state, input, decay):
     _arguments.check_like("ema_update_", "input", input, state.dtype, "state", state)
 
 
-def refuse_gradients(keys, state, input, decay):
+def refuse_gradients(keys, state, *others):
     """Nothing differentiates the operator: the gradient of a state would be silently wrong."""
     recorded = torch.is_grad_enabled() and state.requires_grad
     tangent = forward_ad._current_level >= 0 and forward_ad.unpack_dual(state).tangent is not None
     if recorded or tangent:
         _arguments.refuse("ema_update_", "a state that needs no gradient, but got one that does")
-    op.redispatch(keys & torch._C._after_autograd_keyset, state, input, decay)
+    op.redispatch(keys & torch._C._after_autograd_keyset, state, *others)
 
 
-def count_the_write(keys, state, input, decay):
+def count_the_write(keys, state, *others):
     """A backward that saved the state then raises, and does not take the new one for the old."""
-    op.redispatch(keys & torch._C._after_ADInplaceOrView_keyset, state, input, decay)
+    op.redispatch(keys & torch._C._after_ADInplaceOrView_keyset, state, *others)
     torch.autograd.graph.increment_version(state)
 
 
@@ -35,11 +35,10 @@ library.impl("ema_update_", count_the_write, "ADInplaceOrView", with_keyset=True
 
 
 @torch.library.register_vmap("my_ops::ema_update_")
-def _(info, in_dims, state, input, decay):
+def _(info, in_dims, *inputs):
     if in_dims[0] is None:
         _arguments.refuse("ema_update_", "a state for each example of vmap, but got one for all")
-    state, input, decay = _arguments.batched(info, in_dims, (state, input, decay))
-    op(state, input, decay)
+    op(*_arguments.batched(info, in_dims, inputs))
     return None, None
 
 

@@ -127,6 +127,7 @@ FAULTS = {
     "vector": (torch.ones(4), torch.tensor([1, 3]), "(values|grad) of at least two dimensions"),
     # What depends on values; without data nobody can know it.
     "sum": (torch.ones(4, 2), torch.tensor([1, 2]), "lengths with a sum of 4, but got 3"),
+    "none": (torch.ones(4, 2), torch.zeros(0).long(), "lengths with a sum of 4, but got 0"),
     "negative": (torch.ones(4, 2), torch.tensor([-1, 5]), "lengths from 0 to 4, but got -1"),
     "overflow": (torch.ones(4, 2), torch.tensor([2**63 - 1, 5]), "lengths from 0 to 4, but got 9"),
 }
@@ -135,7 +136,7 @@ FAULTS = {
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_every_path_refuses_what_does_not_fit(path, fault):
-    if path == "meta" and fault in ("sum", "negative", "overflow"):
+    if path == "meta" and fault in ("sum", "none", "negative", "overflow"):
         return
     values, lengths, expected = FAULTS[fault]
     with pytest.raises(Exception, match=rf"my_ops::segment_sum.*: expected {expected}") as raised:

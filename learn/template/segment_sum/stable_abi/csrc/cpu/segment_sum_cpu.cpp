@@ -5,6 +5,8 @@
 #include <torch/headeronly/core/Dispatch_v2.h>
 
 #include <algorithm>
+#include <functional>
+#include <numeric>
 #include <type_traits>
 #include <vector>
 
@@ -31,19 +33,22 @@ void check(const char* op, const std::string& name, const Tensor& tensor, const 
 // example of a batch is checked: the sum of all hides that one has too many and another too few.
 std::vector<int64_t> borders_of(const char* op, const Tensor& lengths, int64_t rows) {
   const auto contiguous = torch::stable::contiguous(lengths);
-  const auto length = contiguous.const_data_ptr<int64_t>();
-  const auto segments = lengths.sizes().back();
+  const auto* length = contiguous.const_data_ptr<int64_t>();
+  const auto sizes = lengths.sizes();
+  const auto examples =
+      std::accumulate(sizes.begin(), sizes.end() - 1, int64_t{1}, std::multiplies<int64_t>());
   std::vector<int64_t> borders{0};
-  for (int64_t i = 0; i < lengths.numel(); ++i) {
-    if (length[i] < 0 || length[i] > rows) {
-      refuse(
-          op,
-          "lengths from 0 to " + std::to_string(rows) + ", but got " + std::to_string(length[i]));
+  for (int64_t example = 0; example < examples; ++example) {
+    for (int64_t s = 0; s < sizes.back(); ++s, ++length) {
+      if (*length < 0 || *length > rows) {
+        const auto most = std::to_string(rows);
+        refuse(op, "lengths from 0 to " + most + ", but got " + std::to_string(*length));
+      }
+      borders.push_back(borders.back() + *length);
     }
-    borders.push_back(borders.back() + length[i]);
-    const auto example = i / segments;
-    if ((i + 1) % segments == 0 && borders.back() != (example + 1) * rows) {
-      const auto got = std::to_string(borders.back() - example * rows);
+    const auto sum = borders.back() - example * rows;
+    if (sum != rows) {
+      const auto got = std::to_string(sum);
       refuse(op, "lengths with a sum of " + std::to_string(rows) + ", but got " + got);
     }
   }

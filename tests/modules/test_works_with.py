@@ -1,4 +1,4 @@
-"""Rows of docs/what_composes.md that no other file is about: cell and layer give, inside of other
+"""Rows of docs/works_with.md that no other file is about: cell and layer give, inside of other
 parts of PyTorch, what they give alone."""
 
 import io

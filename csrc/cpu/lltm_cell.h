@@ -11,7 +11,8 @@
 #include <cstdint>
 #include <type_traits>
 
-// The gates and the new states, which are computed after the products.
+// The cell: its sizes, where its arguments and results lie, and the gates and
+// new states, which are computed after the products.
 namespace lltm {
 
 struct CellSizes {
@@ -169,5 +170,20 @@ struct Gates {
     }
   }
 };
+
+// To contiguous memory.
+template <typename scalar_t>
+struct ForwardPointers {
+  CellSizes sizes;
+  const scalar_t* input;
+  const scalar_t* weights;
+  const scalar_t* old_h;
+  CellPointers<scalar_t> cell;
+};
+
+// The cell as a whole, which a short sequence calls for each step
+// (lltm_forward.cpp).
+template <typename scalar_t>
+void cell_forward(const ForwardPointers<scalar_t>& pointers);
 
 } // namespace lltm
