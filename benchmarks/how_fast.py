@@ -21,7 +21,7 @@ PROCESSOR = "zen5"
 TRAINING = {"what": "training", "threads": "1"}
 PANELS = (
     (
-        "Time to train, packed: 16 sequences of 40 to 640 steps",
+        "Time to train: 16 sequences of 40 to 640 steps",
         f"{PROCESSOR}/lengths.csv",
         TRAINING | {"form": "packed", "length": str(lengths.LONGEST_TRAINED_PACK)},
         {
@@ -33,7 +33,7 @@ PANELS = (
         },
     ),
     (
-        "Time to train, padded: 16 sequences of 128 steps",
+        "Time to train: 16 sequences of 128 steps each",
         f"{PROCESSOR}/sequence.csv",
         TRAINING | {"dtype": "float32", "shape": "128x16x128x128"},
         {

@@ -24,34 +24,31 @@ struct Pair {
   T second;
 };
 
-// Of rows i and i + kHalf of a square, exchanges the words that lie kHalf
-// beside the diagonal.
-template <int64_t kHalf, typename lanes_t, size_t... kLane>
-C10_ALWAYS_INLINE void
-exchange(lanes_t& a, lanes_t& b, std::index_sequence<kLane...>) {
-  constexpr int64_t n = sizeof...(kLane);
-  const lanes_t upper =
-      LLTM_SHUFFLE(a, b, int(kLane & kHalf ? n + kLane - kHalf : kLane)...);
-  b = LLTM_SHUFFLE(a, b, int(kLane & kHalf ? n + kLane : kLane + kHalf)...);
-  a = upper;
-}
-
-// Transposes a square of words, half by half.
-template <int64_t kHalf, typename lanes_t, int64_t n>
-C10_ALWAYS_INLINE void transpose_square(lanes_t (&rows)[n]) {
-#pragma GCC unroll 16
-  for (int64_t i = 0; i < n; ++i) {
-    if ((i & kHalf) == 0) {
-      exchange<kHalf>(rows[i], rows[i + kHalf], std::make_index_sequence<n>());
+// Transposes a square: the words of rows i and i + n / 2 alternate in rows 2 *
+// i and 2 * i + 1, log2(n) times.
+template <typename lanes_t, int64_t n, size_t... kLane>
+C10_ALWAYS_INLINE void transpose_square(
+    lanes_t (&rows)[n],
+    std::index_sequence<kLane...>) {
+#pragma GCC unroll 4
+  for (int64_t done = 1; done < n; done *= 2) {
+    lanes_t a[n / 2], b[n / 2];
+#pragma GCC unroll 8
+    for (int64_t i = 0; i < n / 2; ++i) {
+      a[i] = rows[i];
+      b[i] = rows[i + n / 2];
     }
-  }
-  if constexpr (kHalf > 1) {
-    transpose_square<kHalf / 2>(rows);
+#pragma GCC unroll 8
+    for (int64_t i = 0; i < n / 2; ++i) {
+      rows[2 * i] = LLTM_SHUFFLE(a[i], b[i], int(kLane % 2 * n + kLane / 2)...);
+      rows[2 * i + 1] =
+          LLTM_SHUFFLE(a[i], b[i], int(kLane % 2 * n + n / 2 + kLane / 2)...);
+    }
   }
 }
 
 // to [columns, rows] = from [rows, columns].T, with zeros beyond the rows, up
-// to whole registers. begin and end count columns.
+// to whole squares. begin and end count columns.
 template <typename from_t, typename to_t>
 struct Transpose {
   Matrix<const from_t> from;
@@ -60,8 +57,10 @@ struct Transpose {
 
   template <int64_t kBytes>
   C10_ALWAYS_INLINE void run(int64_t begin, int64_t end) const {
-    // Squares of 32 would not fit in registers.
-    constexpr int64_t n = std::min<int64_t>(16, kBytes / sizeof(to_t));
+    // AVX2 has no instruction that shuffles all of two registers, and squares
+    // of 32 would not fit in registers.
+    constexpr int64_t bytes = kBytes == 64 ? 64 : 16;
+    constexpr int64_t n = std::min<int64_t>(16, bytes / sizeof(to_t));
     for (int64_t row = 0; row < rows; row += n) {
       for (auto column = begin; column < end; column += n) {
         // The last square overlaps the one before.
@@ -95,7 +94,7 @@ struct Transpose {
         load_row(from.row(i), columns, square[i]);
       }
     }
-    transpose_square<n / 2>(square);
+    transpose_square(square, std::make_index_sequence<n>());
 #pragma GCC unroll 16
     for (int64_t i = 0; i < n; ++i) {
       if (i < columns) {
@@ -168,7 +167,7 @@ class Panels {
 
   // Copies a matrix with a row for each column of panel i, and with so many
   // terms. Its first row becomes first_column, its first column first_term.
-  // Columns of the panel beyond it become zero, up to whole registers.
+  // Columns of the panel beyond it become zero, up to whole squares.
   template <typename from_t>
   void pack_transposed(
       int64_t i,
