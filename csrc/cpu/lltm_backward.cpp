@@ -405,12 +405,7 @@ BackwardResult backward_kernel_impl(
   const auto cells = a.cells.expect_contiguous();
   const auto gates = a.gates.expect_contiguous();
   const auto input = a.input.expect_contiguous();
-  // Autograd passes weights without values if one step does not need them.
-  const bool needs_weights =
-      a.output_mask[0] || a.output_mask[3] || steps.size() > 1 || a.resets;
-  const auto weights = needs_weights
-      ? a.weights.expect_contiguous()
-      : c10::MaybeOwned<at::Tensor>::borrowed(a.weights);
+  const auto weights = a.weights.expect_contiguous();
   const auto h0 = a.h0.expect_contiguous();
   const auto resets = contiguous_or_none(a.resets);
   AT_DISPATCH_FLOATING_TYPES_AND2(

@@ -2,8 +2,8 @@
 
 #include "cuda/lltm_sequence_recurrence.h"
 #include "ops/lltm_composite.h"
-#include "ops/lltm_sequence_composite.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
@@ -147,6 +147,29 @@ class BackwardSteps {
   const at::IntArrayRef state_sizes_;
   const std::optional<recurrence::Sequence> sequence_;
 };
+
+// The state that each step begins with, [rows, state_size], out of the states
+// after all steps and the initial one. Few operators for many steps: each is a
+// launch.
+inline at::Tensor old_states(
+    const std::vector<SequenceStep>& steps,
+    const at::Tensor& states,
+    const at::Tensor& initial,
+    bool reverse,
+    const OptionalTensor& resets) {
+  std::vector<at::Tensor> states_and_initial;
+  for (size_t t = 0; t < steps.size(); ++t) {
+    const auto i = reverse ? steps.size() - 1 - t : t;
+    const auto& [first_row, rows, carried] = steps[i];
+    if (carried > 0) {
+      states_and_initial.push_back(
+          states.narrow(0, steps[i - 1].first_row, carried));
+    }
+    states_and_initial.push_back(initial.narrow(0, carried, rows - carried));
+  }
+  const auto all = at::cat(states_and_initial, 0);
+  return resets ? all.masked_fill(resets->unsqueeze(1), 0) : all;
+}
 
 // The gradient of the weights for h and for input, in one tensor. Without
 // batch_sizes and resets, the states that steps began with lie in output and

@@ -16,6 +16,10 @@ namespace lltm {
 
 using OptionalTensor = std::optional<at::Tensor>;
 
+inline OptionalTensor if_defined(const at::Tensor& tensor) {
+  return tensor.defined() ? OptionalTensor(tensor) : OptionalTensor();
+}
+
 // Which gradients are wanted, in this order: of input, weights, bias, and of
 // the first h and cell state.
 using OutputMask = std::array<bool, 5>;

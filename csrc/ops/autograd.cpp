@@ -6,11 +6,15 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/zeros_like.h>
+#include <c10/core/DispatchKey.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/TensorOptions.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <string>
 
 namespace lltm {
@@ -20,10 +24,13 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Saves the arguments of an operator that goes backward, but for output_mask.
-// Each tensor has the index of its field.
+// Saves the arguments of an operator, each tensor at the index of its field,
+// and then those results that backward reads.
 template <typename Arguments>
-void save(AutogradContext* ctx, const Arguments& arguments) {
+void save(
+    AutogradContext* ctx,
+    const Arguments& arguments,
+    const variable_list& results) {
   variable_list tensors;
   const auto save_value = [&](const auto& value) {
     using T = std::decay_t<decltype(value)>;
@@ -32,22 +39,20 @@ void save(AutogradContext* ctx, const Arguments& arguments) {
       tensor = value;
     } else if constexpr (std::is_same_v<T, OptionalTensor>) {
       tensor = value.value_or(at::Tensor());
-    } else if constexpr (!std::is_same_v<T, OutputMask>) {
+    } else {
       ctx->saved_data[std::to_string(tensors.size())] = value;
     }
   };
   std::apply(
       [&](const auto&... fields) { (save_value(fields.value), ...); },
       arguments.fields());
+  tensors.insert(tensors.end(), results.begin(), results.end());
   ctx->save_for_backward(std::move(tensors));
 }
 
-// What save() saved, with these tensors in place of the saved ones.
+// The arguments that save() saved, out of these tensors.
 template <typename Arguments>
-Arguments saved_arguments(
-    AutogradContext* ctx,
-    const variable_list& tensors,
-    const OutputMask& output_mask) {
+Arguments saved_arguments(AutogradContext* ctx, const variable_list& tensors) {
   size_t index = 0;
   const auto next =
       [&]<typename T>(std::type_identity<Field<T>>) -> decltype(auto) {
@@ -56,8 +61,6 @@ Arguments saved_arguments(
       return (tensor);
     } else if constexpr (std::is_same_v<T, OptionalTensor>) {
       return tensor.defined() ? T(tensor) : T();
-    } else if constexpr (std::is_same_v<T, OutputMask>) {
-      return (output_mask);
     } else {
       return ctx->saved_data[std::to_string(index)].template to<T>();
     }
@@ -67,45 +70,106 @@ Arguments saved_arguments(
   }(std::type_identity<FieldsOf<Arguments>>());
 }
 
-// Calls Function::apply with first and the members of the struct as separate
-// arguments: apply looks for tensors among its arguments, not inside of a
-// struct.
-template <typename Function, typename Arguments, typename... First>
-variable_list apply(const Arguments& arguments, First... first) {
-  return std::apply(
-      [&](const auto&... fields) {
-        return Function::apply(first..., fields.value...);
+bool has_tangent(const at::Tensor& tensor) {
+  return tensor.defined() && tensor._fw_grad(/*level=*/0).defined();
+}
+
+bool requires_grad(const Field<at::Tensor>& field) {
+  return at::GradMode::is_enabled() && field.value.requires_grad();
+}
+
+// The gradients that are wanted, of the composite formulas, by ATen. They can
+// be differentiated again, and mapped by vmap.
+template <typename Arguments>
+BackwardResult composite_backward(
+    const Arguments& arguments,
+    const variable_list& gradients,
+    const OutputMask& wanted) {
+  const bool create_graph = at::GradMode::is_enabled();
+  const at::AutoGradMode enable_grad(true);
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(
+      c10::autocast_dispatch_keyset);
+  variable_list inputs;
+  size_t i = 0;
+  const auto results = call_with_mapped_tensors(
+      arguments,
+      [&](const Field<at::Tensor>& field) {
+        const auto index = i++;
+        if (index >= wanted.size() || !wanted[index]) {
+          return field.value;
+        }
+        // A view: one argument may depend on another, and what comes to that
+        // one through it is not asked for here.
+        return inputs.emplace_back(field.value.view_as(field.value));
       },
-      arguments.fields());
+      [](const Arguments& views) { return composite_forward(views); });
+  variable_list outputs, grads_of_outputs;
+  auto gradient = gradients.begin();
+  const auto add = [&](const at::Tensor& result) {
+    if (gradient->defined() && result.requires_grad()) {
+      outputs.push_back(result);
+      grads_of_outputs.push_back(*gradient);
+    }
+    ++gradient;
+  };
+  std::apply([&](const auto&... each) { (add(each), ...); }, results);
+  const auto found = torch::autograd::grad(
+      outputs,
+      inputs,
+      grads_of_outputs,
+      /*retain_graph=*/std::nullopt,
+      create_graph,
+      /*allow_unused=*/true);
+  BackwardResult all;
+  auto next = found.begin();
+  i = 0;
+  const auto set = [&](at::Tensor& d_argument) {
+    if (wanted[i++]) {
+      d_argument = *next++;
+    }
+  };
+  std::apply([&](auto&... each) { (set(each), ...); }, all);
+  return all;
 }
 
-// The results that are wanted, in their places.
-template <typename Results, typename Arguments>
-Results as_results(const Arguments& arguments, const variable_list& wanted) {
-  Results results;
-  auto next = wanted.begin();
-  for_each_result(arguments, results, [&](at::Tensor& result, auto&&) {
-    result = *next++;
-  });
-  return results;
+// Nothing arrives for a result that nobody used. Backward of a sequence needs
+// nothing; that of the cell needs zeros, of the sizes of new_cell.
+template <typename Arguments>
+variable_list given_or_zeros(
+    variable_list gradients,
+    const variable_list& results) {
+  if constexpr (std::is_same_v<Arguments, ForwardArguments>) {
+    for (auto& gradient : gradients) {
+      if (!gradient.defined()) {
+        gradient = at::zeros_like(results[0]);
+      }
+    }
+  }
+  return gradients;
 }
 
-// Goes forward, and gives the gates: backward reads them, so the gradient of a
-// gradient comes through them.
-template <typename Node, auto op, auto backward_op>
+// Goes forward by op_with_gates, and keeps the gates for backward_op.
+template <typename Node, auto op, auto op_with_gates, auto backward_op>
 struct ForwardFunction : torch::autograd::Function<Node> {
   using Arguments = ArgumentsOf<op>;
   using Results = decltype(op(std::declval<const Arguments&>()));
-  static constexpr bool kIsSequence =
-      !std::is_same_v<Arguments, ForwardArguments>;
   // backward() calls operators alone, so compiled autograd may trace it.
   static constexpr bool is_traceable = true;
 
   static Results record(const Arguments& arguments) {
     // forward() sets it, and the handler below finds the node by it.
     at::Tensor output;
+    // As separate arguments: apply() looks for tensors among its arguments, not
+    // inside of a struct.
+    const auto apply = [&](const auto&... fields) {
+      return Node::apply(&output, fields.value...);
+    };
     try {
-      return as_results<Results>(arguments, apply<Node>(arguments, &output));
+      Results results;
+      auto next = std::apply(apply, arguments.fields());
+      auto tensor = next.begin();
+      std::apply([&](auto&... each) { ((each = *tensor++), ...); }, results);
+      return results;
     } catch (...) {
       // A hook on saved tensors may raise: activation checkpointing ends a
       // recomputation that way. ctx then still holds what it was to save, and
@@ -125,7 +189,7 @@ struct ForwardFunction : torch::autograd::Function<Node> {
       const Values&... values) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     const Arguments arguments{values...};
-    const auto results = op(arguments);
+    const auto results = op_with_gates(arguments);
     // Only the first tensors have a derivative, those of output_mask.
     size_t tensors = 0;
     for_each_tensor(arguments, [&](const Field<at::Tensor>& field) {
@@ -138,181 +202,109 @@ struct ForwardFunction : torch::autograd::Function<Node> {
               "to require no gradient",
               "one that does, and has no derivative"));
     });
-    auto weights = arguments.weights;
-    if constexpr (!kIsSequence) {
-      // An optimizer may change weights of which backward needs only the shape.
-      if (!arguments.input.requires_grad() &&
-          !arguments.old_h.requires_grad()) {
-        const auto& gates = std::get<2>(results);
-        weights = gates.new_empty_strided_symint(weights.sym_sizes(), {0, 0});
-      }
-    }
-    save(ctx, backward_arguments(arguments, results, weights, at::Tensor()));
+    save(ctx, arguments, results_for_backward(results));
     // Autograd's own zeros are plain tensors, which no DTensor goes with.
     ctx->set_materialize_grads(false);
     *an_output = std::get<0>(results);
     return std::apply(
         [](const auto&... tensors) { return variable_list{tensors...}; },
-        results);
+        without_gates(results));
   }
 
   static variable_list backward(
       AutogradContext* ctx,
       const variable_list& grads) {
-    auto tensors = ctx->get_saved_variables();
-    const auto& grad_gates = grads.back();
-    for (size_t i = 0; i + 1 < grads.size(); ++i) {
-      // Nothing arrives for an output that nobody used. Sequences need nothing;
-      // for the cell, the third tensor has the shape of it.
-      tensors[i] = grads[i].defined() || kIsSequence
-          ? grads[i]
-          : at::zeros_like(tensors[2]);
-    }
+    const auto tensors = ctx->get_saved_variables();
+    const auto arguments = saved_arguments<Arguments>(ctx, tensors);
+    constexpr auto kFields = std::tuple_size_v<FieldsOf<Arguments>>;
+    const variable_list results(tensors.begin() + kFields, tensors.end());
     OutputMask output_mask{};
     for (size_t i = 0; i < output_mask.size(); ++i) {
       output_mask[i] = ctx->needs_input_grad(i); // it counts tensors only
     }
-    const auto arguments =
-        saved_arguments<ArgumentsOf<backward_op>>(ctx, tensors, output_mask);
-    auto [d_input, d_weights, d_bias, d_h, d_cell] = grad_gates.defined()
-        ? composite_backward(arguments, grad_gates)
-        : backward_op(arguments);
+    const bool by_formulas = at::GradMode::is_enabled() ||
+        transform_is_active() ||
+        std::any_of(grads.begin(), grads.end(), has_tangent);
+    auto [d_input, d_weights, d_bias, d_h, d_cell] = by_formulas
+        ? composite_backward(arguments, grads, output_mask)
+        : backward_op(backward_arguments(
+              arguments,
+              results,
+              given_or_zeros<Arguments>(grads, results),
+              output_mask));
     // None for an_output, and for the arguments after these.
     variable_list gradients{
         at::Tensor(), d_input, d_weights, d_bias, d_h, d_cell};
-    gradients.resize(1 + std::tuple_size_v<FieldsOf<Arguments>>);
+    gradients.resize(1 + kFields);
     return gradients;
-  }
-};
-
-// Goes backward. Its own derivative is that of the composite formulas, which
-// are computed for it only then.
-template <typename Node, auto op>
-struct BackwardFunction : torch::autograd::Function<Node> {
-  using Arguments = ArgumentsOf<op>;
-
-  static BackwardResult record(const Arguments& arguments) {
-    return as_results<BackwardResult>(arguments, apply<Node>(arguments));
-  }
-
-  template <typename... Values>
-  static variable_list forward(AutogradContext* ctx, const Values&... values) {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    const Arguments arguments{values...};
-    save(ctx, arguments);
-    ctx->saved_data["output_mask"] = arguments.output_mask;
-    ctx->set_materialize_grads(false);
-    return defined(op(arguments));
-  }
-
-  static variable_list backward(
-      AutogradContext* ctx,
-      const variable_list& grads) {
-    const bool create_graph = at::GradMode::is_enabled();
-    const at::AutoGradMode enable_grad(true);
-    auto tensors = ctx->get_saved_variables();
-    variable_list inputs;
-    std::vector<size_t> indices;
-    for (size_t i = 0; i < tensors.size(); ++i) {
-      if (tensors[i].defined() && tensors[i].requires_grad()) {
-        // A view: gates depend on weights, and what comes to the weights
-        // through the gates is not asked for here.
-        tensors[i] = tensors[i].view_as(tensors[i]);
-        inputs.push_back(tensors[i]);
-        indices.push_back(i);
-      }
-    }
-    const auto output_mask = ctx->saved_data["output_mask"].to<OutputMask>();
-    const auto results = defined(composite_backward(
-        saved_arguments<Arguments>(ctx, tensors, output_mask), at::Tensor()));
-    variable_list outputs, grads_of_outputs;
-    for (size_t i = 0; i < results.size(); ++i) {
-      if (grads[i].defined() && results[i].requires_grad()) {
-        outputs.push_back(results[i]);
-        grads_of_outputs.push_back(grads[i]);
-      }
-    }
-    variable_list gradients(tensors.size());
-    if (!outputs.empty()) {
-      const auto found = torch::autograd::grad(
-          outputs,
-          inputs,
-          grads_of_outputs,
-          /*retain_graph=*/std::nullopt,
-          create_graph,
-          /*allow_unused=*/true);
-      for (size_t i = 0; i < indices.size(); ++i) {
-        gradients[indices[i]] = found[i];
-      }
-    }
-    return gradients;
-  }
-
-  static variable_list defined(const BackwardResult& result) {
-    variable_list tensors;
-    std::apply(
-        [&](const auto&... gradients) {
-          ((gradients.defined() ? tensors.push_back(gradients) : void()), ...);
-        },
-        result);
-    return tensors;
   }
 };
 
 // Anomaly mode and grad_fn show these names.
 struct LLTMFunction
-    : ForwardFunction<LLTMFunction, _forward_with_gates, backward> {};
-struct LLTMBackwardFunction : BackwardFunction<LLTMBackwardFunction, backward> {
-};
+    : ForwardFunction<LLTMFunction, forward, _forward_with_gates, backward> {};
 struct LLTMSequenceFunction : ForwardFunction<
                                   LLTMSequenceFunction,
+                                  sequence_forward,
                                   _sequence_forward_with_gates,
                                   sequence_backward> {};
-struct LLTMSequenceBackwardFunction
-    : BackwardFunction<LLTMSequenceBackwardFunction, sequence_backward> {};
 
-// The Autograd kernel of op. Function records it where a gradient is required.
+// Whether backward_op has a kernel on the device, or else it has composite
+// formulas alone.
+template <typename Arguments>
+bool has_kernels(const Arguments& arguments) {
+  const auto device = arguments.input.device();
+  if (device.is_cpu()) {
+    return true;
+  }
+  constexpr auto kName = std::is_same_v<Arguments, ForwardArguments>
+      ? "lltm::backward"
+      : "lltm::sequence_backward";
+  return c10::Dispatcher::singleton()
+      .findSchemaOrThrow(kName, "")
+      .hasKernelForDispatchKey(
+          c10::computeDispatchKey(std::nullopt, std::nullopt, device));
+}
+
+// Function records op where a gradient is required.
 template <auto op, typename Function, typename Arguments = ArgumentsOf<op>>
 auto autograd_kernel(const Arguments& arguments) -> decltype(op(arguments)) {
   check_devices(arguments);
-  const auto has_tangent = [](const Field<at::Tensor>& field) {
-    return field.value._fw_grad(/*level=*/0).defined();
-  };
-  const auto requires_grad = [](const Field<at::Tensor>& field) {
-    return field.value.requires_grad();
-  };
+  const bool needs_gradient = any_tensor(arguments, requires_grad);
   // torch::autograd::Function raises under functorch's transforms and under
   // forward-mode AD.
-  if (transform_is_active() || any_tensor(arguments, has_tangent)) {
+  if (transform_is_active() ||
+      any_tensor(
+          arguments,
+          [](const Field<at::Tensor>& field) {
+            return has_tangent(field.value);
+          }) ||
+      (needs_gradient && !has_kernels(arguments))) {
     return composite_kernel<op>(arguments);
   }
-  if (at::GradMode::is_enabled() && any_tensor(arguments, requires_grad)) {
-    return results_of<op>(Function::record(arguments));
+  if (needs_gradient) {
+    return Function::record(arguments);
   }
   const at::AutoDispatchBelowADInplaceOrView guard;
   return op(arguments); // through the dispatcher again, below autograd
 }
 
-template <auto op, typename Function>
-constexpr auto kernel() {
-  return as_kernel<autograd_kernel<op, Function>>();
-}
-
 } // namespace
 
-// All operators have an Autograd kernel. Without one, results would silently be
-// constants in a second derivative.
+// What comes back from the last four says so where it is differentiated:
+// without this, it would silently be a constant.
 TORCH_LIBRARY_IMPL(lltm, Autograd, m) {
-  m.impl("forward", kernel<forward, LLTMFunction>());
-  m.impl("_forward_with_gates", kernel<_forward_with_gates, LLTMFunction>());
-  m.impl("backward", kernel<backward, LLTMBackwardFunction>());
-  m.impl("sequence_forward", kernel<sequence_forward, LLTMSequenceFunction>());
+  m.impl("forward", as_kernel<autograd_kernel<forward, LLTMFunction>>());
   m.impl(
-      "_sequence_forward_with_gates",
-      kernel<_sequence_forward_with_gates, LLTMSequenceFunction>());
-  m.impl(
-      "sequence_backward",
-      kernel<sequence_backward, LLTMSequenceBackwardFunction>());
+      "sequence_forward",
+      as_kernel<autograd_kernel<sequence_forward, LLTMSequenceFunction>>());
+  for (const auto* name :
+       {"_forward_with_gates",
+        "backward",
+        "_sequence_forward_with_gates",
+        "sequence_backward"}) {
+    m.impl(name, torch::autograd::autogradNotImplementedFallback());
+  }
 }
 
 } // namespace lltm

@@ -4,6 +4,7 @@
 
 #include <tuple>
 #include <utility>
+#include <vector>
 
 // The operators as C++ functions. Each call goes through the dispatcher, so
 // autograd, autocast, tracing and the function transforms apply, on any device:
@@ -84,33 +85,27 @@ auto without_gates(Results results) {
   }(std::make_index_sequence<std::tuple_size_v<Results> - 1>());
 }
 
-// The results of op, which has gates among its results or has not.
-template <auto op, typename ResultWithGates>
-auto results_of(ResultWithGates result) {
-  using Result = decltype(op(std::declval<const ArgumentsOf<op>&>()));
-  if constexpr (std::is_same_v<Result, ResultWithGates>) {
-    return result;
-  } else {
-    return without_gates(std::move(result));
-  }
+// What backward reads of the results.
+inline std::vector<at::Tensor> results_for_backward(
+    const ForwardWithGatesResult& results) {
+  return {std::get<1>(results), std::get<2>(results)};
 }
 
-// What backward takes of a call of forward and of its results. weights: those
-// of forward, or what has their shape. unknown: the gradients.
+// Out of a call of forward, these results, and the gradients of all results.
 inline BackwardArguments backward_arguments(
     const ForwardArguments& forward,
-    const ForwardWithGatesResult& results,
-    const at::Tensor& weights,
-    const at::Tensor& unknown) {
-  const auto& [new_h, new_cell, gates] = results;
+    const std::vector<at::Tensor>& results,
+    const std::vector<at::Tensor>& gradients,
+    const OutputMask& output_mask) {
   return {
-      .grad_h = unknown,
-      .grad_cell = unknown,
-      .new_cell = new_cell,
-      .gates = gates,
+      .grad_h = gradients[0],
+      .grad_cell = gradients[1],
+      .new_cell = results[0],
+      .gates = results[1],
       .input = forward.input,
-      .weights = weights,
-      .old_h = forward.old_h};
+      .weights = forward.weights,
+      .old_h = forward.old_h,
+      .output_mask = output_mask};
 }
 
 // Returns (new_h, new_cell), each [batch, state_size].

@@ -3,7 +3,6 @@
 #include "ops/checks.h"
 #include "ops/lltm.h"
 
-#include <type_traits>
 #include <utility>
 
 // The cell in plain, differentiable ATen: its linear part, for kernels that
@@ -21,10 +20,8 @@ at::Tensor pre_activations(
     const at::Tensor& old_h);
 
 // The gradients that output_mask asks for. All but that of the cell state come
-// from GEMMs with d_gates, the gradient of the pre-activations. Products are in
-// the dtype of d_gates: composite formulas give opmath, in which gradients that
-// are too small for a half type add up. Results are in the dtype of input, and
-// do not alias one another.
+// from GEMMs with d_gates, the gradient of the pre-activations. They do not
+// alias one another.
 BackwardResult pre_activations_backward(
     const at::Tensor& d_gates,
     const at::Tensor& d_old_cell,
@@ -33,41 +30,40 @@ BackwardResult pre_activations_backward(
     const at::Tensor& old_h,
     OutputMask output_mask);
 
-// The composite formulas: the kernels of every device that has none of its own.
-// Autograd and vmap fall back to them where the fused kernels have no
-// derivative or batching rule.
+// The composite formulas: the kernel of every device that has none of its own.
+// ATen differentiates and maps them, where the fused kernels have no derivative
+// or batching rule: in transforms, and for derivatives of higher order.
 
 // For half types the dtype of all computation, opmath, is float32, and only
 // results are rounded.
 at::Tensor to_opmath(const at::Tensor& tensor);
 
-// Forward with gates, without checks; new_cell is of opmath.
-ForwardWithGatesResult composite_step(const ForwardArguments& arguments);
+// Forward without checks; new_cell is of opmath.
+ForwardResult composite_step(const ForwardArguments& arguments);
 
-// The gradients of the pre-activations [batch, 3 * state_size], and that of the
-// old cell state, both of opmath. grad_gates, the gradient of the activated
-// gates by themselves, may be undefined.
-std::pair<at::Tensor, at::Tensor> composite_gate_gradients(
-    const BackwardArguments& arguments,
-    const at::Tensor& grad_gates);
+// Forward without checks.
+ForwardResult composite_forward(const ForwardArguments& arguments);
 
-// Forward with gates, and backward from the gradients of all three results,
-// without checks. grad_gates may be undefined.
-ForwardWithGatesResult composite_forward(const ForwardArguments& arguments);
-BackwardResult composite_backward(
-    const BackwardArguments& arguments,
-    const at::Tensor& grad_gates);
-
-// The composite kernel of an operator. By the type of its arguments it calls
-// the functions above, or those for sequences of lltm_sequence_composite.h.
+// The composite kernel of forward, or of sequence_forward by the function of
+// lltm_sequence_composite.h.
 template <auto op, typename Arguments = ArgumentsOf<op>>
 auto composite_kernel(const Arguments& arguments) -> decltype(op(arguments)) {
   check_arguments(arguments);
-  if constexpr (requires { arguments.output_mask; }) {
-    return composite_backward(arguments, at::Tensor());
-  } else {
-    return results_of<op>(composite_forward(arguments));
-  }
+  return composite_forward(arguments);
+}
+
+// Where there are no kernels autograd differentiates the formulas, and calls
+// none of the other operators.
+template <auto op, typename Arguments = ArgumentsOf<op>>
+auto refuse_without_kernel(const Arguments& arguments)
+    -> decltype(op(arguments)) {
+  check_arguments(arguments);
+  TORCH_CHECK(
+      false,
+      expected(
+          arguments.kOperator,
+          "a device with kernels of its own",
+          arguments.input.device()));
 }
 
 } // namespace lltm

@@ -96,27 +96,32 @@ using SequenceForwardResult =
 using SequenceForwardWithGatesResult =
     std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
-// What sequence_backward takes of a call of sequence_forward, as in lltm.h.
+// As in lltm.h. A gradient that is undefined is none.
+inline std::vector<at::Tensor> results_for_backward(
+    const SequenceForwardWithGatesResult& results) {
+  return {std::get<0>(results), std::get<1>(results), std::get<4>(results)};
+}
+
 inline SequenceBackwardArguments backward_arguments(
     const SequenceForwardArguments& forward,
-    const SequenceForwardWithGatesResult& results,
-    const at::Tensor& weights,
-    const at::Tensor& unknown) {
-  const auto& [output, cells, h_n, c_n, gates] = results;
+    const std::vector<at::Tensor>& results,
+    const std::vector<at::Tensor>& gradients,
+    const OutputMask& output_mask) {
   return {
-      .grad_output = unknown,
-      .grad_cells = unknown,
-      .grad_h_n = unknown,
-      .grad_c_n = unknown,
-      .output = output,
-      .cells = cells,
-      .gates = gates,
+      .grad_output = if_defined(gradients[0]),
+      .grad_cells = if_defined(gradients[1]),
+      .grad_h_n = if_defined(gradients[2]),
+      .grad_c_n = if_defined(gradients[3]),
+      .output = results[0],
+      .cells = results[1],
+      .gates = results[2],
       .input = forward.input,
-      .weights = weights,
+      .weights = forward.weights,
       .h0 = forward.h0,
       .batch_sizes = forward.batch_sizes,
       .reverse = forward.reverse,
-      .resets = forward.resets};
+      .resets = forward.resets,
+      .output_mask = output_mask};
 }
 
 // A step of the cell as a sequence.

@@ -84,18 +84,12 @@ template <auto op, typename Arguments = ArgumentsOf<op>>
 auto vmap_kernel(const Arguments& arguments) -> decltype(op(arguments)) {
   check_arguments(arguments);
   const MappedBatch batch(arguments);
-  bool folds = batch.can_fold();
-  decltype(op(arguments)) results;
-  for_each_result(arguments, results, [&](auto&, const Shape& shape) {
-    // A gradient without a batch is a sum over the rows of one mapped call.
-    folds &= batch_dim(shape) >= 0;
-  });
-  if (!folds) {
+  if (!batch.can_fold()) {
     return composite_kernel<op>(arguments);
   }
   const c10::impl::ExcludeDispatchKeyGuard below_vmap(
       c10::DispatchKey::FuncTorchBatched);
-  results = call_with_mapped_tensors(
+  auto results = call_with_mapped_tensors(
       arguments, [&](const auto& field) { return batch.fold(field); }, op);
   for_each_result(
       arguments, results, [&](at::Tensor& result, const Shape& shape) {
@@ -111,16 +105,8 @@ auto vmap_kernel(const Arguments& arguments) -> decltype(op(arguments)) {
 TORCH_LIBRARY_IMPL(lltm, FuncTorchBatched, m) {
   m.impl("forward", as_kernel<autocast_kernel<vmap_kernel<forward>>>());
   m.impl(
-      "_forward_with_gates",
-      as_kernel<autocast_kernel<vmap_kernel<_forward_with_gates>>>());
-  m.impl("backward", as_kernel<vmap_kernel<backward>>());
-  m.impl(
       "sequence_forward",
       as_kernel<autocast_kernel<vmap_kernel<sequence_forward>>>());
-  m.impl(
-      "_sequence_forward_with_gates",
-      as_kernel<autocast_kernel<vmap_kernel<_sequence_forward_with_gates>>>());
-  m.impl("sequence_backward", as_kernel<vmap_kernel<sequence_backward>>());
 }
 
 } // namespace lltm

@@ -191,26 +191,6 @@ def test_vmap_over_batch_sizes_is_refused():
         vmap(PADDED.forward, dims)(*inputs)
 
 
-@each_operator
-@pytest.mark.parametrize("mapped", ["the first", "some", "all"])
-@pytest.mark.parametrize("mask", [(True,) * 5, (True, False, False, True, True)])
-def test_vmap_of_backward(operator, mapped, mask):
-    options = operator.backward_inputs("cpu", torch.float64, SMALL)
-    count = 7 if operator is CELL else 10
-    in_dims = {
-        "the first": (0,) + (None,) * (count - 1),
-        "some": (None, 0, 0, 0) + (None,) * (count - 6) + (1, 0),
-        "all": (0,) * count,
-    }[mapped]
-    inputs = mapped_inputs(options[:count], in_dims, 4)
-
-    def op(*args):
-        results = operator.backward(*args, *options[count:], mask)
-        return tuple(result for result in results if result is not None)
-
-    assert_close(vmap(op, in_dims)(*inputs), loop(op, inputs, in_dims, 4))
-
-
 @pytest.mark.parametrize("operator", [CELL, PADDED], ids=str)
 def test_vmap_calls_one_operator_where_the_weights_are_shared(operator):
     in_dims = (0, None, None, 0, 0)
@@ -299,19 +279,6 @@ def test_vmap_under_autocast(dtype, in_dims, op):
         expected = loop(op, inputs, in_dims, 3)
     assert all(result.dtype == dtype for result in mapped)
     assert_close(mapped, expected, **TOLERANCES[dtype])
-
-
-@pytest.mark.parametrize("operator", [CELL, PADDED], ids=str)
-def test_vmap_of_backward_under_autocast(operator):
-    """Autocast does not cast what goes backward, but it rounds inside the formulas."""
-    inputs = operator.backward_inputs(shape=(3, 4, 16, 24))[: 7 if operator is CELL else 10]
-    in_dims = (0,) * len(inputs)
-    inputs = mapped_inputs(inputs, in_dims, 3)
-    op = operator.backward
-    with torch.autocast("cpu", torch.bfloat16):
-        mapped = vmap(op, in_dims)(*inputs)
-        expected = loop(op, inputs, in_dims, 3)
-    assert_close(mapped, expected, **TOLERANCES[torch.bfloat16])
 
 
 @pytest.mark.parametrize("out_dim", [0, 1])

@@ -12,11 +12,11 @@ PAIRS = "cpu/primitives/product_bfloat16.cpp"
 # The most files and lines of each part. A change that needs more raises them, and says why in its
 # message.
 MOST = {
-    "ops": (19, 2530),
-    "cpu": (19, 3505),
-    "cuda": (17, 2380),
-    "a step forward": (20, 2930),
-    "a sequence forward": (24, 3415),
+    "ops": (19, 2390),
+    "cpu": (19, 3510),
+    "cuda": (17, 2400),
+    "a step forward": (20, 2940),
+    "a sequence forward": (24, 3425),
 }
 # A reader begins with the file of the CPU's kernel and the file of the schemas. product.h has two
 # sources.

@@ -315,6 +315,14 @@ def sequence_backward_inputs(
     return [*(t.detach().requires_grad_(requires_grad) for t in tensors), *options]
 
 
+def exact_gradients(operator: Operator, *sample: Any) -> tuple[Tensor, ...]:
+    """What backward has to compute of operator.backward_inputs(*sample), by the reference."""
+    inputs = double(operator.inputs(*sample, requires_grad=True))
+    outputs = operator.reference(*inputs)
+    gradients_of_outputs = double(operator.backward_inputs(*sample)[: len(outputs)])
+    return torch.autograd.grad(outputs, inputs[:5], gradients_of_outputs, materialize_grads=True)
+
+
 def sequence_reference(
     input: Tensor,
     weights: Tensor,

@@ -61,15 +61,22 @@ struct Transpose {
     // of 32 would not fit in registers.
     constexpr int64_t bytes = kBytes == 64 ? 64 : 16;
     constexpr int64_t n = std::min<int64_t>(16, bytes / sizeof(to_t));
-    for (int64_t row = 0; row < rows; row += n) {
-      for (auto column = begin; column < end; column += n) {
-        // The last square overlaps the one before.
-        const auto first = std::max(begin, std::min(column, end - n));
-        one_square<n>(
-            from.part(row, first),
-            std::min(n, rows - row),
-            std::min(n, end - first),
-            to.part(first, row));
+    // In blocks, so that the lines of both sides stay in L1.
+    constexpr int64_t block = 16;
+    for (int64_t first_row = 0; first_row < rows; first_row += block) {
+      const auto end_row = std::min(first_row + block, rows);
+      for (auto first = begin; first < end; first += block) {
+        for (auto row = first_row; row < end_row; row += n) {
+          for (auto i = first; i < std::min(first + block, end); i += n) {
+            // The last square overlaps the one before.
+            const auto column = std::max(begin, std::min(i, end - n));
+            one_square<n>(
+                from.part(row, column),
+                std::min(n, end_row - row),
+                std::min(n, end - column),
+                to.part(column, row));
+          }
+        }
       }
     }
   }

@@ -11,6 +11,7 @@ from .arguments import LAYOUTS, SPECIALS, VALUES
 
 CELL_OPERATORS = ("forward", "_forward_with_gates", "backward")
 SEQUENCE_OPERATORS = ("sequence_forward", "_sequence_forward_with_gates", "sequence_backward")
+WITH_FORMULAS = ("forward", "sequence_forward")
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
@@ -114,6 +115,6 @@ def cases(draw: st.DrawFn) -> Case:
         special=draw(mostly(None, st.sampled_from(SPECIALS), 4)),
         seed=draw(st.integers(0, 2**32 - 1)),
         threads=draw(st.integers(1, 4)),
-        composite=draw(mostly(False, st.just(True), 4)),
+        composite=call in WITH_FORMULAS and draw(mostly(False, st.just(True), 4)),
         onednn=draw(mostly(True, st.just(False), 8)),
     )

@@ -102,11 +102,10 @@ class Arithmetic:
     """What rounds where, in kernels for a dtype.
 
     Kernels compute in opmath, and round only results. Those of the CPU multiply bfloat16 natively,
-    which rounds the gradients of gates; the composite formulas do not.
+    which rounds the gradients of gates.
     """
 
     dtype: torch.dtype
-    composite: bool = False
 
     @property
     def opmath(self) -> Format:
@@ -123,7 +122,7 @@ class Arithmetic:
 
     def factor(self, a: Bounded) -> Bounded:
         """Rounds the gradients of gates to what the products take."""
-        rounds = self.dtype == torch.bfloat16 and not self.composite
+        rounds = self.dtype == torch.bfloat16
         return self._round(a, self.results if rounds else self.opmath)
 
     def add(self, a: Bounded, b: Bounded) -> Bounded:
