@@ -2,6 +2,7 @@
 #include "cpu/lltm_sequence_old_h.h"
 #include "cpu/lltm_sequence_plan.h"
 #include "cpu/primitives/barrier.h"
+#include "cpu/primitives/dot.h"
 #include "cpu/primitives/matrix.h"
 #include "cpu/primitives/panels.h"
 #include "ops/checks.h"
@@ -30,6 +31,10 @@ namespace {
 // With fewer steps, packing the weights saves time only at few sizes, and the
 // steps are a loop over the cell.
 constexpr size_t kStepsWorthPacking = 8;
+// With one row or two of weights that L2 does not hold, packing saves time only
+// from more steps on: 10x1x1024x1024 takes half as long without.
+constexpr int64_t kStepsOfFewRowsWorthPacking = 24;
+constexpr int64_t kBytesBeyondL2 = 3 << 20;
 // With fewer rows of the batch, the products with the input are made for many
 // steps at once, so each step reads only the weights for h.
 constexpr int64_t kRowsWorthInputInSteps = 32;
@@ -63,7 +68,6 @@ struct SequenceForwardPointers {
   CellMath<opmath_t> math;
   const std::vector<SequenceStep>& steps;
   bool has_batch_sizes;
-  int64_t rows;
   const scalar_t* input;
   const scalar_t* weights;
   const scalar_t* bias;
@@ -124,6 +128,7 @@ void loop_over_the_cell(const SequenceForwardPointers<scalar_t>& p) {
 struct SequenceForwardPlan {
   SequencePlan slots;
   int64_t panel_width; // kGates times the units
+  bool packs;          // or reads weights as they lie
   bool multiplies_input_first;
   int64_t rows_of_a_chunk;
   int64_t rows_per_slot;
@@ -141,7 +146,7 @@ int64_t units_per_panel(int64_t state_size) {
   return 8 * padding > state_size ? 16 : 32;
 }
 
-template <typename gemm_t>
+template <typename scalar_t, typename gemm_t>
 SequenceForwardPlan plan_of(
     const CellSizes& sizes,
     int64_t steps,
@@ -158,11 +163,14 @@ SequenceForwardPlan plan_of(
   // Where threads divide rows, each step multiplies its own.
   const bool multiplies_input_first = sizes.input_features > 0 &&
       slots.row_groups == 1 && sizes.batch < kRowsWorthInputInSteps;
-  const auto bytes_of_a_row =
-      slots.panels * panel_width * int64_t(sizeof(at::opmath_type<gemm_t>));
+  constexpr int64_t bytes_of_a_sum = sizeof(at::opmath_type<gemm_t>);
+  const auto bytes_of_a_row = slots.panels * panel_width * bytes_of_a_sum;
   return {
       .slots = slots,
       .panel_width = panel_width,
+      .packs = !std::is_same_v<scalar_t, at::opmath_type<scalar_t>> ||
+          sizes.batch > 2 || steps >= kStepsOfFewRowsWorthPacking ||
+          sizes.state_size * bytes_of_a_row < kBytesBeyondL2,
       .multiplies_input_first = multiplies_input_first,
       .rows_of_a_chunk = multiplies_input_first
           ? kBytesOfAChunk / bytes_of_a_row
@@ -181,16 +189,15 @@ class SequenceForward {
   explicit SequenceForward(const SequenceForwardPointers<scalar_t>& pointers)
       : p_(pointers),
         plan_(
-            plan_of<gemm_t>(
+            plan_of<scalar_t, gemm_t>(
                 p_.sizes,
                 p_.steps.size(),
                 p_.has_batch_sizes,
                 available_threads())),
         chunks_(sequence_chunks(p_.steps, plan_.rows_of_a_chunk)),
         bias_(p_.bias, p_.sizes.gate_units()),
-        input_(p_.input, p_.rows * p_.sizes.input_features),
         weights_(
-            p_.sizes.features(),
+            plan_.packs ? p_.sizes.features() : 0,
             plan_.slots.panels * plan_.panel_width,
             plan_.panel_width),
         products_(
@@ -198,8 +205,14 @@ class SequenceForward {
             (plan_.multiplies_input_first
                  ? plan_.slots.panels * most_rows(chunks_)
                  : plan_.slots.slots() * kRowsAtOnce<gemm_t>)),
-        old_h_(
-            plan_.slots.slots() * plan_.rows_per_slot * p_.sizes.state_size) {}
+        old_h_(plan_.slots.slots() * plan_.rows_per_slot * p_.sizes.state_size),
+        input_rows_per_slot_(
+            std::is_same_v<scalar_t, gemm_t>   ? 0
+                : plan_.multiplies_input_first ? most_rows(chunks_)
+                                               : plan_.rows_per_slot),
+        input_(
+            plan_.slots.slots() * input_rows_per_slot_ *
+            p_.sizes.input_features) {}
 
   void run() {
     RECORD_USER_SCOPE(name_of_plan<gemm_t>(plan_.slots));
@@ -214,7 +227,8 @@ class SequenceForward {
   void run(int64_t begin, int64_t end, Barrier& barrier) {
     for (int64_t slot = begin; slot < end; ++slot) {
       const Share panels(plan_.slots.panels, slot, plan_.slots.slots());
-      for (auto panel = panels.begin; panel < panels.end; ++panel) {
+      for (auto panel = panels.begin; plan_.packs && panel < panels.end;
+           ++panel) {
         pack(panel);
       }
     }
@@ -237,18 +251,22 @@ class SequenceForward {
     }
   }
 
+  // The weights of a gate for a panel's units, as they lie.
+  Matrix<const scalar_t> weights_of(int64_t panel, int64_t gate) const {
+    const auto row =
+        gate * p_.sizes.state_size + panel * plan_.slots.units_per_panel;
+    return {p_.weights + row * p_.sizes.features(), p_.sizes.features()};
+  }
+
   void pack(int64_t panel) {
-    const auto units = plan_.slots.units_per_panel;
-    const auto features = p_.sizes.features();
     for (int64_t gate = 0; gate < kGates; ++gate) {
-      const auto row = gate * p_.sizes.state_size + panel * units;
       weights_.template pack_transposed<scalar_t>(
           panel,
-          gate * units,
+          gate * plan_.slots.units_per_panel,
           0,
-          {p_.weights + row * features, features},
+          weights_of(panel, gate),
           plan_.slots.units_in(panel),
-          features);
+          p_.sizes.features());
     }
   }
 
@@ -261,6 +279,22 @@ class SequenceForward {
       const gemm_t* A,
       opmath_t* C,
       bool accumulate) const {
+    if constexpr (std::is_same_v<scalar_t, opmath_t>) {
+      for (int64_t gate = 0; !plan_.packs && gate < kGates; ++gate) {
+        dot<gemm_t>(
+            {.M = rows,
+             .N = plan_.slots.units_in(panel),
+             .K = K,
+             .A = {A, K},
+             .B = weights_of(panel, gate).part(0, first_feature),
+             .C = {C + gate * plan_.slots.units_per_panel, plan_.panel_width},
+             .accumulate = accumulate,
+             .several_chains = true});
+      }
+    }
+    if (!plan_.packs) {
+      return;
+    }
     multiply<gemm_t>(
         {.M = rows,
          .N = plan_.panel_width,
@@ -272,9 +306,24 @@ class SequenceForward {
          .several_chains = rows <= 2});
   }
 
+  // The input from a row on. Of another type it is converted to the place of a
+  // slot, not as a whole, so that memory does not grow with time.
+  const gemm_t* input_rows(int64_t slot, int64_t first_row, int64_t rows) {
+    const auto features = p_.sizes.input_features;
+    const auto* input = p_.input + first_row * features;
+    if constexpr (std::is_same_v<scalar_t, gemm_t>) {
+      return input;
+    } else {
+      auto* converted = input_.data() + slot * input_rows_per_slot_ * features;
+      run_with_best_isa<ConvertRows<scalar_t, gemm_t>>(
+          {{input, features}, features, {converted, features}}, 0, rows);
+      return converted;
+    }
+  }
+
   // All steps of a chunk, before the first of them runs.
   void multiply_input(int64_t slot, const SequenceChunk& chunk) {
-    const auto* A = input_.data() + chunk.first_row * p_.sizes.input_features;
+    const auto* A = input_rows(slot, chunk.first_row, chunk.rows);
     plan_.slots.for_each_panel(slot, 0, [&](int64_t panel) {
       multiply_panel(
           chunk.rows,
@@ -304,7 +353,7 @@ class SequenceForward {
         old_h_.data() + slot * plan_.rows_per_slot * p_.sizes.state_size);
     const auto* input = plan_.multiplies_input_first
         ? nullptr
-        : input_.data() + first_row * p_.sizes.input_features;
+        : input_rows(slot, first_row, rows.size());
     p_.reset(i, rows, plan_.slots.units_of(slot));
     const auto pointers = p_.of_step(i, rows.begin, bias_.data());
     const auto blocks = at::divup(rows.size(), kRowsAtOnce<gemm_t>);
@@ -351,10 +400,11 @@ class SequenceForward {
   const SequenceForwardPlan plan_;
   const std::vector<SequenceChunk> chunks_;
   const Converted<scalar_t, opmath_t> bias_;
-  const Converted<scalar_t, gemm_t> input_;
   Panels<gemm_t> weights_;
   Scratch<opmath_t> products_;
   Scratch<gemm_t> old_h_; // of the rows that old_h() copies
+  const int64_t input_rows_per_slot_;
+  Scratch<gemm_t> input_; // of the rows that input_rows() converts
 };
 
 template <typename scalar_t>
@@ -406,7 +456,6 @@ SequenceForwardWithGatesResult sequence_forward_kernel_impl(
             .math = CellMath<opmath_t>(a),
             .steps = steps,
             .has_batch_sizes = a.batch_sizes.has_value(),
-            .rows = output.numel() / state_size,
             .input = input->const_data_ptr<scalar_t>(),
             .weights = weights->const_data_ptr<scalar_t>(),
             .bias = bias->const_data_ptr<scalar_t>(),
