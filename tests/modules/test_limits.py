@@ -154,9 +154,9 @@ def test_a_compiled_graph_has_no_second_derivative(layer):
 def test_compiled_autograd_has_no_second_derivative(layer):
     input = torch.randn(7, 3, 5, requires_grad=True)
     compiler = functools.partial(torch.compile, backend="eager")
-    with torch._dynamo.compiled_autograd._enable(compiler):
-        with pytest.raises(RuntimeError, match="while holding the GIL"):
-            torch.autograd.grad(layer(input)[0].sum(), input, create_graph=True)
+    enabled = torch._dynamo.compiled_autograd._enable(compiler)
+    with enabled, pytest.raises(RuntimeError, match="while holding the GIL"):
+        torch.autograd.grad(layer(input)[0].sum(), input, create_graph=True)
 
 
 def test_a_packed_sequence_without_a_state_breaks_the_graph(layer):

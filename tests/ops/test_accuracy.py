@@ -84,7 +84,7 @@ def test_accuracy_of_results_and_gradients(device, operator, shape):
 
     def results(op, inputs):
         leaves = [tensor.clone().requires_grad_() for tensor in inputs[:5]]
-        found = [*op(*leaves), *gradients(op, leaves)]
+        found = [*op(*leaves)[:2], *gradients(op, leaves)]  # h_n is too few numbers
         return [tensor.detach().cpu().double() for tensor in found]
 
     def size(tensors):

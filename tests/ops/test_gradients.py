@@ -24,7 +24,6 @@ from common import (
     exact_gradients,
     gradients,
     message,
-    names_of,
     sample_inputs,
     sequence_backward_inputs,
     with_options,
@@ -88,7 +87,7 @@ def test_what_has_no_derivative_says_so(device, operator):
         (operator.backward, operator.backward_inputs),
     ):
         inputs = sample(device, requires_grad=True)
-        with pytest.raises(RuntimeError, match="derivative for lltm::.* is not implemented"):
+        with pytest.raises(RuntimeError, match=r"derivative for lltm::.* is not implemented"):
             op(*inputs)[0].sum().backward()
         mask = [[True] * 5] * ("backward" in op.__name__)
         words = message(composite(op), [*inputs, *mask])
