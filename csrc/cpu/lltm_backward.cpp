@@ -25,8 +25,8 @@
 
 // lltm::sequence_backward on the CPU, and lltm::backward, which is that of a
 // sequence of one step: from the tensors (at the end of the file) to the
-// gradients of the pre-activations, step by step. From these, lltm_gradients.h
-// has all others.
+// gradients of the pre-activations and of the first states, step by step.
+// lltm_gradients.h has the others, which are products.
 namespace lltm {
 
 namespace {

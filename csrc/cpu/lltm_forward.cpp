@@ -28,8 +28,8 @@ namespace {
 
 // A batch of so many rows is multiplied by dot(), and not packed.
 constexpr int64_t kRowsOfDot = 8;
-// bfloat16 is then converted to float; with more rows it is multiplied in
-// pairs.
+// With so many rows, bfloat16 is converted to float; with more it is multiplied
+// in pairs.
 constexpr int64_t kRowsWithoutPairs = 2;
 
 // What a block of hidden units reads and writes stays in the cache; so a block
@@ -39,8 +39,8 @@ constexpr int64_t kConvertedUnitsOfABlock = 48;
 // Panels that use weights together, at most: the products of all are kept.
 constexpr int64_t kPanelsOfATask = 8;
 
-// Rows of the batch are packed in panels. So few that they fill half a register
-// or less are left over, for dot().
+// Rows of the batch are packed in panels. A small batch, or so few rows beyond
+// the panels that they fill half a register or less, are left over for dot().
 struct ForwardPlan {
   int64_t leftover_rows;
   int64_t packed_rows;
@@ -96,8 +96,9 @@ ForwardPlan plan_of(const CellSizes& sizes, int64_t threads) {
 }
 
 // Computes products.T = weights @ [old_h, input].T, in blocks of hidden units.
-// Weights are read as they lie, or converted; they are the left operand. The
-// gates of a block are computed while its products are in the cache.
+// Weights are read as they lie, or converted. They are the left operand, except
+// in dot(), whose products lie by rows. The gates of a block are computed while
+// its products are in the cache.
 template <typename scalar_t, typename gemm_t>
 class Forward {
  public:

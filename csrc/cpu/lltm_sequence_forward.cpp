@@ -359,7 +359,7 @@ class SequenceForward {
     const auto blocks = at::divup(rows.size(), kRowsAtOnce<gemm_t>);
     for (int64_t block = 0; block < blocks; ++block) {
       const Share rows_of_block(rows.size(), block, blocks);
-      plan_.slots.for_each_panel(slot, i + block, [&](int64_t panel) {
+      plan_.slots.for_each_panel(slot, i * blocks + block, [&](int64_t panel) {
         auto* products = plan_.multiplies_input_first
             ? kept_products(chunk, panel, first_row + rows_of_block.begin)
             : products_.data() + slot * kRowsAtOnce<gemm_t> * plan_.panel_width;

@@ -108,13 +108,13 @@ struct SequencePlan {
     return std::min(units_per_panel, state_size - panel * units_per_panel);
   }
 
-  // Calls f(panel) for those of a slot. The order alternates, so a step begins
-  // with the panels that the step before it has left in the cache.
+  // Calls f(panel) for those of a slot. The order alternates, so each turn
+  // begins with the panels that the turn before it has left in the cache.
   template <typename F>
-  void for_each_panel(int64_t slot, int64_t step, const F& f) const {
+  void for_each_panel(int64_t slot, int64_t turn, const F& f) const {
     const auto panels = panels_of(slot);
     for (int64_t i = 0; i < panels.size(); ++i) {
-      f(step % 2 == 0 ? panels.begin + i : panels.end - 1 - i);
+      f(turn % 2 == 0 ? panels.begin + i : panels.end - 1 - i);
     }
   }
 };

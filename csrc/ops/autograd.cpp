@@ -132,8 +132,8 @@ BackwardResult composite_backward(
   return all;
 }
 
-// Nothing arrives for a result that nobody used. Backward of a sequence needs
-// nothing; that of the cell needs zeros, of the sizes of new_cell.
+// A result that nobody used has no gradient. Backward of a sequence takes it as
+// missing; that of the cell needs zeros, of the sizes of new_cell.
 template <typename Arguments>
 variable_list given_or_zeros(
     variable_list gradients,
@@ -291,8 +291,8 @@ auto autograd_kernel(const Arguments& arguments) -> decltype(op(arguments)) {
 
 } // namespace
 
-// What comes back from the last four says so where it is differentiated:
-// without this, it would silently be a constant.
+// The last four have no derivative. What they return raises where it is
+// differentiated; without a kernel here it would silently be a constant.
 TORCH_LIBRARY_IMPL(lltm, Autograd, m) {
   m.impl("forward", as_kernel<autograd_kernel<forward, LLTMFunction>>());
   m.impl(

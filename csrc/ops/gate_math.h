@@ -156,8 +156,8 @@ struct CellBackward {
   opmath_t d_input_gate, d_output_gate, d_candidate, d_old_cell;
 };
 
-// The formulas of a unit, with the numbers that are arguments of an operator.
-// Kernels carry it to where they call it, and read none of them.
+// The formulas of a unit. A number that becomes an argument of the operators is
+// a member here; kernels only carry it to where they call the formulas.
 template <typename opmath_t>
 struct CellMath {
   CellMath() = default;

@@ -58,8 +58,8 @@ std::string build_info() {
 } // namespace
 
 // Kernels are registered at the end of the files of ../cpu and ../cuda, and of
-// autograd.cpp, autocast.cpp, vmap.cpp and meta.cpp. Devices without kernels,
-// and what these cannot do, take the composite formulas.
+// the other .cpp files here: by dispatch key, or composite. Devices without
+// kernels, and what these cannot do, take the composite formulas.
 //
 // flexible_layout: the kernels take any strides, so torch.compile need not copy
 // an argument to give it the strides that it had in eager mode.

@@ -8,10 +8,10 @@
 // fields() has the shapes. batch_sizes are those of a PackedSequence, one for
 // each step and never increasing; input is packed with them, and padded
 // without. Output, cells and gates have a row for each row of input. h_n and
-// c_n are the state after the step of each sequence that runs last.
+// c_n are the state after the last step that runs of each sequence.
 //
 // reverse runs from the last step to the first. Where resets are true, the step
-// begins with zeros instead of the state of the step before it.
+// begins with zeros instead of the state before it, which may be the first.
 namespace lltm {
 
 struct SequenceForwardArguments {

@@ -13,8 +13,8 @@ at::Tensor empty_rows(const at::Tensor& input, const c10::SymInt& columns);
 struct SequenceStep {
   int64_t first_row;
   int64_t rows;
-  // So many of the rows go on from the state of the step before. The rest begin
-  // with the initial state.
+  // So many of the rows go on from the state of the step before, unless a reset
+  // cuts them. The rest begin with the initial state.
   int64_t carried;
 };
 

@@ -25,11 +25,10 @@ inline int64_t grain_size(int64_t nanoseconds_per_task) {
       1, kNanosecondsWorthAThread / std::max<int64_t>(1, nanoseconds_per_task));
 }
 
-// The size of blocks of rows, hidden units or columns: at most most, or that
-// rounded up to whole vectors. Few blocks are of equal size, so that each
-// thread gets as much as any other: on two threads of the Xeon, 512x2048x130
-// takes 27 % less time. Many blocks, and those of one thread, have whole
-// vectors.
+// The size of blocks of rows, hidden units or columns: at most `most`, or that
+// rounded up to whole vectors. Few blocks are of equal size, so that threads
+// get as much as one another: on two threads of a Xeon, 512x2048x130 takes 27 %
+// less time. Many blocks, and those of one thread, have whole vectors.
 inline int64_t size_of_a_block(int64_t size, int64_t most) {
   constexpr int64_t vector = 16;
   const int64_t threads = at::get_num_threads();
