@@ -1,6 +1,6 @@
 // The cell for a backend of the tests' own, by the steps of
-// CONTRIBUTING.md, "Add a backend": of the dispatch key PrivateUse1, on memory of the
-// host.
+// CONTRIBUTING.md, "Add a backend": of the dispatch key PrivateUse1, on memory
+// of the host.
 
 #include "ops/checks.h"
 #include "ops/dispatch.h"
