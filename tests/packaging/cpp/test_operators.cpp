@@ -46,9 +46,9 @@ void test_each_function_calls_its_operator() {
 // Who leaves out an argument gets the default of the schema, as in Python.
 template <typename Arguments>
 void check_names_and_defaults(const Arguments& arguments) {
-  const auto& schema = c10::Dispatcher::singleton()
-                           .findSchemaOrThrow(arguments.kOperator, "")
-                           .schema();
+  const auto schema = c10::Dispatcher::singleton()
+                          .findSchemaOrThrow(arguments.kOperator, "")
+                          .schema();
   auto argument = schema.arguments().begin();
   const auto check = [&](const auto& field) {
     TORCH_CHECK(argument->name() == field.name, *argument, " is ", field.name);
@@ -70,7 +70,7 @@ void test_structs_have_the_names_and_defaults_of_the_schemas() {
   check_names_and_defaults(lltm::BackwardArguments{t, t, t, t, t, t, t});
   check_names_and_defaults(lltm::SequenceForwardArguments{t, t, t, t, t});
   check_names_and_defaults(
-      lltm::SequenceBackwardArguments{t, t, t, t, t, t, t, t});
+      lltm::SequenceBackwardArguments{t, t, t, t, t, t, t, t, t, t});
 }
 
 } // namespace
