@@ -111,6 +111,12 @@ def test_last_rows(product, dtype, terms):
 
 
 @each_dtype
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_large_weights_that_few_rows_read_as_they_lie(dtype, rows):
+    sequence_forward(rows, 64, 520, dtype)
+
+
+@each_dtype
 @each_product
 @pytest.mark.parametrize("rows", FEW_AND_MANY_ROWS, ids="of {} rows".format)
 def test_last_units_and_terms(product, dtype, rows):

@@ -132,6 +132,7 @@ DIVIDED_SEQUENCES = {
     "rows": (30, 40, 64, 130),
     "steps that are not packed for": (6, 3, 100, 400),
     "few steps of few terms": (3, 24, 1, 300),
+    "weights that are not packed": (10, 2, 64, 520),
 }
 
 
