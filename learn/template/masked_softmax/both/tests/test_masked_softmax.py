@@ -90,7 +90,7 @@ def jacobians(function):
 TRANSFORMS = {
     "gradient": gradient,
     "jvp": jacobians,
-    "jvp of jvp": lambda f: jacobians(jacobians(f)),
+    "jvp of jvp": lambda f: jacobians(jacobians(lambda scores, mask: f(scores**3, mask))),
     "hessian": lambda f: jacobians(torch.func.jacrev(f, ARGNUMS)),
     "vmap of scores": lambda f: lambda scores, mask: torch.vmap(f, (1, None))(scores, mask[:, 0]),
     "vmap of mask": lambda f: lambda scores, mask: torch.vmap(f, (None, 1))(scores[:, 0], mask),

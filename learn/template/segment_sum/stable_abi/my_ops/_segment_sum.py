@@ -76,7 +76,8 @@ class SegmentSum(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx, tangent, *_):
-        # PyTorch switches forward mode off in here: without this line, jvp of jvp would be wrong.
+        # PyTorch switches forward mode off in here. A Function does not mind, but with operators of
+        # PyTorch in its place, jvp of jvp would be wrong without this line.
         with forward_ad._set_fwd_grad_enabled(True):
             return SegmentSum.apply(tangent, *ctx.saved_tensors, *ctx.numbers)
 

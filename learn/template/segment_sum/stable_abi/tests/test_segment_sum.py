@@ -87,7 +87,7 @@ TRANSFORMS = {
     "gradient": gradient,
     "jvp": torch.func.jacfwd,
     "jvp of gradient": lambda f: torch.func.jacfwd(gradient(lambda *x: f(*x) ** 2)),
-    "jvp of jvp": lambda f: torch.func.jacfwd(torch.func.jacfwd(lambda *x: f(*x) ** 2)),
+    "jvp of jvp": lambda f: torch.func.jacfwd(torch.func.jacfwd(lambda x, n: f(x**3, n))),
     "vmap of values": lambda f: lambda x, lengths: torch.vmap(f, (0, None))(x, lengths[0]),
     "vmap of lengths": lambda f: lambda x, lengths: torch.vmap(f, (None, 0))(x[0], lengths),
     "vmap of columns": lambda f: torch.vmap(lambda x, lengths: f(x[..., None], lengths), (2, None)),
