@@ -11,6 +11,7 @@ ops = _library.load()
 
 def check(op: str, name: str, tensor: Tensor, lengths: Tensor, batches: int = 0) -> None:
     """Says of fake tensors what the kernels say of real ones, but for what the lengths are."""
+    _arguments.check_type(op, name, tensor)
     dimensions = tensor.dim() - batches
     if dimensions < 2:
         _arguments.refuse(op, f"{name} of at least two dimensions, but got {dimensions}")
