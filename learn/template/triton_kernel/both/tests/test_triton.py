@@ -5,7 +5,6 @@ import subprocess
 import sys
 
 import pytest
-import torch
 from test_masked_softmax import arguments, masked_softmax
 
 triton = pytest.importorskip("triton")
