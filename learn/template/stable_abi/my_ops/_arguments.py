@@ -6,8 +6,6 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-
 
 def refuse(op: str, expected: str) -> None:
     raise RuntimeError(f"my_ops::{op}: expected {expected}")
@@ -16,7 +14,7 @@ def refuse(op: str, expected: str) -> None:
 def check_type(op: str, name: str, tensor: Tensor) -> None:
     """Says of fake tensors what the kernels say of real ones."""
     dtype = getattr(tensor, "dtype", None)  # an operator may get None for a tensor
-    if dtype not in DTYPES:
+    if dtype not in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
         refuse(op, f"{name} to be float64, float32, bfloat16 or float16, but got {dtype}")
 
 
