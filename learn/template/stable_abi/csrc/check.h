@@ -28,7 +28,15 @@ std::string describe(const Tensor& tensor, ScalarType type) {
   return tensor.is_cpu() ? text.str() : text.str() + std::to_string(tensor.get_device_index());
 }
 
-void check_like(
+void check_type(const char* op, const std::string& name, const Tensor& tensor) {
+  const auto type = tensor.scalar_type();
+  if (type != ScalarType::Double && type != ScalarType::Float && type != ScalarType::BFloat16 &&
+      type != ScalarType::Half) {
+    refuse(op, name + " to be float64, float32, bfloat16 or float16, but got " + toString(type));
+  }
+}
+
+[[maybe_unused]] void check_like(
     const char* op, const char* name, const Tensor& tensor, ScalarType type, const char* like_name,
     const Tensor& like) {
   if (tensor.scalar_type() == type && tensor.device() == like.device() &&

@@ -11,8 +11,14 @@ def refuse(op: str, expected: str) -> None:
     raise RuntimeError(f"my_ops::{op}: expected {expected}")
 
 
-def check_like(op: str, name: str, tensor: Tensor, dtype, like_name: str, like: Tensor) -> None:
+def check_type(op: str, name: str, tensor: Tensor) -> None:
     """Says of fake tensors what the kernels say of real ones."""
+    dtype = getattr(tensor, "dtype", None)  # an operator may get None for a tensor
+    if dtype not in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+        refuse(op, f"{name} to be float64, float32, bfloat16 or float16, but got {dtype}")
+
+
+def check_like(op: str, name: str, tensor: Tensor, dtype, like_name: str, like: Tensor) -> None:
     if (tensor.dtype, tensor.device, tensor.shape) != (dtype, like.device, like.shape):
         expected = f"{name} to be {dtype}{list(like.shape)} on {like.device}, like {like_name}"
         got = f"{tensor.dtype}{list(tensor.shape)} on {tensor.device}"

@@ -12,11 +12,13 @@ library = torch.library.Library("my_ops", "FRAGMENT")  # what it registers ends 
 
 @torch.library.register_fake("my_ops::ema_update_")
 def _(state, input, decay):
+    _arguments.check_type("ema_update_", "state", state)
     _arguments.check_like("ema_update_", "input", input, state.dtype, "state", state)
 
 
 def refuse_gradients(keys, state, *others):
     """Nothing differentiates the operator: the gradient of a state would be silently wrong."""
+    _arguments.check_type("ema_update_", "state", state)
     recorded = torch.is_grad_enabled() and state.requires_grad
     tangent = forward_ad._current_level >= 0 and forward_ad.unpack_dual(state).tangent is not None
     if recorded or tangent:

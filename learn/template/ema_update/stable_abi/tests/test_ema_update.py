@@ -122,14 +122,20 @@ PATHS = {
     "compile": torch.compile(update, fullgraph=True, dynamic=False),
     "meta": lambda state, input: update(state.to("meta"), input.to("meta")),
 }
+FAULTS = {
+    "shape": (torch.ones(2), torch.ones(3), "input to be .*, like state, but got"),
+    "scalar": (torch.ones(2), torch.ones(()), "input to be .*, like state, but got"),
+    "dtype": (torch.ones(2), torch.ones(2).int(), "input to be .*, like state, but got"),
+    "integers": (torch.ones(2).int(), torch.ones(2).int(), "state to be float.*, but got"),
+}
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("input", [torch.ones(3), torch.ones(2).int(), torch.ones(())], ids=str)
-def test_every_path_refuses_what_does_not_fit(path, input):
-    sentence = r"my_ops::ema_update_: expected input to be .*, like state, but got"
-    with pytest.raises(Exception, match=sentence) as raised:
-        PATHS[path](torch.ones(2), input)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_path_refuses_what_does_not_fit(path, fault):
+    state, input, expected = FAULTS[fault]
+    with pytest.raises(Exception, match=rf"my_ops::ema_update_: expected {expected}") as raised:
+        PATHS[path](state, input)
     assert "csrc" not in str(raised.value)  # a path of whoever compiled it
 
 

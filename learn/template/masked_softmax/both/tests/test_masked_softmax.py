@@ -90,7 +90,7 @@ def jacobians(function):
 TRANSFORMS = {
     "gradient": gradient,
     "jvp": jacobians,
-    "jvp of jvp": lambda f: jacobians(jacobians(f)),
+    "jvp of jvp": lambda f: jacobians(jacobians(lambda scores, mask: f(scores**3, mask))),
     "hessian": lambda f: jacobians(torch.func.jacrev(f, ARGNUMS)),
     "vmap of scores": lambda f: lambda scores, mask: torch.vmap(f, (1, None))(scores, mask[:, 0]),
     "vmap of mask": lambda f: lambda scores, mask: torch.vmap(f, (None, 1))(scores[:, 0], mask),
@@ -113,7 +113,7 @@ def test_transforms(device, compiled, transform):
 ops = torch.ops.my_ops
 PATHS = {
     "eager": masked_softmax,
-    "gradient": lambda scores, mask: masked_softmax(scores.requires_grad_(), mask),
+    "gradient": lambda x, mask: masked_softmax(x.requires_grad_(x.is_floating_point()), mask),
     "inference": torch.inference_mode()(masked_softmax),
     "backward, grad": lambda scores, mask: ops.masked_softmax_backward(mask, scores, scores > 0),
     "backward, mask": lambda scores, mask: ops.masked_softmax_backward(scores, scores, mask),
@@ -124,6 +124,7 @@ PATHS = {
 FAULTS = {
     "shape": (torch.ones(2, 3), torch.ones(3).bool(), "(mask|grad) to be"),
     "dtype": (torch.ones(2, 3), torch.ones(2, 3).int(), "(mask|grad) to be"),
+    "integers": (torch.ones(2, 3).int(), torch.ones(2, 3).bool(), "scores to be float"),
     "scalar": (torch.ones(()), torch.ones(()).bool(), "at least one dimension"),
 }
 

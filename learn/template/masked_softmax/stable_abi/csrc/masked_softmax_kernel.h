@@ -13,6 +13,7 @@ namespace {
 // A kernel must not read outside of its arguments. _masked_softmax.py says the same of fake
 // tensors.
 void check(const char* op, const Tensor& scores, const Tensor& mask) {
+  check_type(op, "scores", scores);
   if (scores.dim() == 0) {
     refuse(op, "at least one dimension, but got a scalar");
   }

@@ -10,6 +10,7 @@ ops = _library.load()
 
 
 def check(op: str, scores: Tensor, mask: Tensor, dimensions: int) -> None:
+    _arguments.check_type(op, "scores", scores)
     if dimensions == 0:
         _arguments.refuse(op, "at least one dimension, but got a scalar")
     _arguments.check_like(op, "mask", mask, torch.bool, "scores", scores)

@@ -26,7 +26,7 @@ void check(const char* op, const Tensor& scores, const Tensor& mask) {
   check_like(op, "scores", scores, type, scores);
   TORCH_CHECK(
       type == at::kDouble || type == at::kFloat || type == at::kBFloat16 || type == at::kHalf, op,
-      ": expected Double, Float, BFloat16 or Half, but got ", type);
+      ": expected scores to be float64, float32, bfloat16 or float16, but got ", type);
   TORCH_CHECK(scores.dim() > 0, op, ": expected at least one dimension, but got a scalar");
   check_like(op, "mask", mask, at::kBool, scores);
 }

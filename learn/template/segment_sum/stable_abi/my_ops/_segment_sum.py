@@ -11,6 +11,7 @@ ops = _library.load()
 
 def check(op: str, name: str, tensor: Tensor, lengths: Tensor, batches: int = 0) -> None:
     """Says of fake tensors what the kernels say of real ones, but for what the lengths are."""
+    _arguments.check_type(op, name, tensor)
     dimensions = tensor.dim() - batches
     if dimensions < 2:
         _arguments.refuse(op, f"{name} of at least two dimensions, but got {dimensions}")
@@ -76,7 +77,8 @@ class SegmentSum(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx, tangent, *_):
-        # PyTorch switches forward mode off in here: without this line, jvp of jvp would be wrong.
+        # PyTorch switches forward mode off in here. A Function does not mind, but with operators of
+        # PyTorch in its place, jvp of jvp would be wrong without this line.
         with forward_ad._set_fwd_grad_enabled(True):
             return SegmentSum.apply(tangent, *ctx.saved_tensors, *ctx.numbers)
 

@@ -87,7 +87,7 @@ TRANSFORMS = {
     "gradient": gradient,
     "jvp": torch.func.jacfwd,
     "jvp of gradient": lambda f: torch.func.jacfwd(gradient(lambda *x: f(*x) ** 2)),
-    "jvp of jvp": lambda f: torch.func.jacfwd(torch.func.jacfwd(lambda *x: f(*x) ** 2)),
+    "jvp of jvp": lambda f: torch.func.jacfwd(torch.func.jacfwd(lambda x, n: f(x**3, n))),
     "vmap of values": lambda f: lambda x, lengths: torch.vmap(f, (0, None))(x, lengths[0]),
     "vmap of lengths": lambda f: lambda x, lengths: torch.vmap(f, (None, 0))(x[0], lengths),
     "vmap of columns": lambda f: torch.vmap(lambda x, lengths: f(x[..., None], lengths), (2, None)),
@@ -108,13 +108,13 @@ def test_transforms(compiled, transform):
 def backward(values, lengths):
     """Of a grad that fits if values and lengths do."""
     rows = lengths.shape[-1:] if values.dim() > 1 else ()
-    grad = torch.ones(*values.shape[:-2], *rows, *values.shape[-1:])
+    grad = values.new_ones(*values.shape[:-2], *rows, *values.shape[-1:])
     return ops.segment_sum_backward(grad, lengths, DECAY, values.shape[0])
 
 
 PATHS = {
     "eager": decayed,
-    "gradient": lambda values, lengths: decayed(values.requires_grad_(), lengths),
+    "gradient": lambda x, lengths: decayed(x.requires_grad_(x.is_floating_point()), lengths),
     "inference": torch.inference_mode()(decayed),
     "backward": backward,
     "vmap": lambda values, lengths: torch.vmap(decayed)(values[None], lengths[None]),
@@ -122,6 +122,7 @@ PATHS = {
     "meta": lambda values, lengths: decayed(values.to("meta"), lengths.to("meta")),
 }
 FAULTS = {
+    "integers": (torch.ones(4, 2).int(), torch.tensor([1, 3]), "(values|grad) to be float"),
     "dtype": (torch.ones(4, 2), torch.tensor([1, 3]).int(), "lengths to be int64"),
     "dimensions": (torch.ones(4, 2), torch.tensor([[1, 3]]), "lengths to be int64 and like"),
     "vector": (torch.ones(4), torch.tensor([1, 3]), "(values|grad) of at least two dimensions"),

@@ -44,6 +44,7 @@ bool has_own_elements(const Tensor& tensor) {
 
 // _ema_update.py says the same of fake tensors, but for where they lie in memory.
 void check(const char* op, const Tensor& state, const Tensor& input) {
+  check_type(op, "state", state);
   check_like(op, "input", input, state.scalar_type(), "state", state);
   if (state.numel() == 0) {
     return;

@@ -18,6 +18,7 @@ using opmath_t = std::conditional_t<std::is_same_v<scalar_t, double>, double, fl
 
 // A kernel must not read outside of its arguments. _segment_sum.py says the same of fake tensors.
 void check(const char* op, const std::string& name, const Tensor& tensor, const Tensor& lengths) {
+  check_type(op, name, tensor);
   if (tensor.dim() < 2) {
     refuse(op, name + " of at least two dimensions, but got " + std::to_string(tensor.dim()));
   }
