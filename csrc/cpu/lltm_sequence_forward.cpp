@@ -160,7 +160,7 @@ SequenceForwardPlan plan_of(
       2 * kGates * sizes.features(),
       threads);
   const auto panel_width = kGates * slots.units_per_panel;
-  // Where threads divide rows, each step multiplies its own.
+  // If threads divide the rows, a step multiplies its input when it runs.
   const bool multiplies_input_first = sizes.input_features > 0 &&
       slots.row_groups == 1 && sizes.batch < kRowsWorthInputInSteps;
   constexpr int64_t bytes_of_a_sum = sizeof(at::opmath_type<gemm_t>);

@@ -54,7 +54,7 @@ class ForwardSteps {
     }
   }
 
-  // Of opmath.
+  // It has the type of opmath.
   const at::Tensor& last_cell() const {
     return cell_;
   }

@@ -159,8 +159,8 @@ struct ForwardFunction : torch::autograd::Function<Node> {
   static Results record(const Arguments& arguments) {
     // forward() sets it, and the handler below finds the node by it.
     at::Tensor output;
-    // As separate arguments: apply() looks for tensors among its arguments, not
-    // inside of a struct.
+    // The fields are arguments of their own, because apply() looks for tensors
+    // among its arguments, not inside of a struct.
     const auto apply = [&](const auto&... fields) {
       return Node::apply(&output, fields.value...);
     };

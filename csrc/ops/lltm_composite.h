@@ -52,8 +52,8 @@ auto composite_kernel(const Arguments& arguments) -> decltype(op(arguments)) {
   return composite_forward(arguments);
 }
 
-// Where there are no kernels autograd differentiates the formulas, and calls
-// none of the other operators.
+// The operators that have no formulas. On a device without kernels autograd
+// differentiates the formulas of forward, and does not call these.
 template <auto op, typename Arguments = ArgumentsOf<op>>
 auto refuse_without_kernel(const Arguments& arguments)
     -> decltype(op(arguments)) {

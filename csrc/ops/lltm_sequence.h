@@ -96,7 +96,7 @@ using SequenceForwardResult =
 using SequenceForwardWithGatesResult =
     std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
-// As in lltm.h. A gradient that is undefined is none.
+// These do what their namesakes in lltm.h do. An undefined gradient is missing.
 inline std::vector<at::Tensor> results_for_backward(
     const SequenceForwardWithGatesResult& results) {
   return {std::get<0>(results), std::get<1>(results), std::get<4>(results)};

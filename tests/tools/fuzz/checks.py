@@ -40,7 +40,7 @@ class Outcome:
         self.failure = self.failure or other.failure
 
 
-# Of the tensors of sequences, those with a row for each row of the input.
+# These tensors of sequences have a row for each row of the input.
 OF_ROWS = ("grad_output", "grad_cells", "output", "cells", "gates", "input")
 
 

@@ -86,7 +86,7 @@ def test_a_state_that_needs_a_gradient_is_refused(kind, compiled):
 
 
 def test_a_parameter_is_written_where_nothing_is_recorded():
-    """As an optimizer does."""
+    """An optimizer does that."""
     parameter, input = torch.ones(3, requires_grad=True), torch.randn(3)
     with torch.no_grad():
         update(parameter, input)

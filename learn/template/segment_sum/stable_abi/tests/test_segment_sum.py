@@ -106,7 +106,7 @@ def test_transforms(compiled, transform):
 
 
 def backward(values, lengths):
-    """Of a grad that fits if values and lengths do."""
+    """Calls it with a grad that fits if values and lengths do."""
     rows = lengths.shape[-1:] if values.dim() > 1 else ()
     grad = values.new_ones(*values.shape[:-2], *rows, *values.shape[-1:])
     return ops.segment_sum_backward(grad, lengths, DECAY, values.shape[0])
