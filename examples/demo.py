@@ -146,7 +146,7 @@ class Learner:
 def accuracy(
     task: str, layer: str, start: str, rate: float, seed: int, epochs: int, search: bool
 ) -> float:
-    """The share of right answers: in a search for the sequences kept for it, else in the test."""
+    """The share of right answers, on the sequences that a search keeps, or on the test set."""
     learned, asked = ((LEARN,), CHOOSE) if search else ((LEARN, CHOOSE), TEST)
     learner = Learner(
         task, STARTS[start][layer], packed if layer == "LLTM" else padded, seed, *learned
