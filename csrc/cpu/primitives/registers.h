@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <string>
+#include <type_traits>
 
 // Vectors of the size of a register, and loops that are compiled for each
 // instruction set and chosen at run time. No compiler flags for single files:
@@ -63,6 +64,39 @@ C10_ALWAYS_INLINE void load_lanes(const T* from, Lanes& lanes) {
 template <typename T, typename Lanes>
 C10_ALWAYS_INLINE void store_lanes(const Lanes& lanes, T* to) {
   std::memcpy(to, &lanes, sizeof(lanes));
+}
+
+// Calls body<vec_t>(i) for the last elements of [begin, end): fewer than two
+// vectors of kBytes, so each size of vector is called for once at most.
+template <typename T, int64_t kBytes, typename Body>
+C10_ALWAYS_INLINE void
+in_last_vectors(int64_t begin, int64_t end, const Body& body) {
+  constexpr auto lanes = Lanes<T, kBytes>::count;
+  if (((end - begin) & lanes) != 0) {
+    using vec_t =
+        std::conditional_t<lanes == 1, T, typename Lanes<T, kBytes>::type>;
+    body.template operator()<vec_t>(begin);
+    begin += lanes;
+  }
+  if constexpr (lanes > 1) {
+    in_last_vectors<T, kBytes / 2>(begin, end, body);
+  }
+}
+
+// Calls body<vec_t>(i) for [begin, end): with vectors of kBytes, and for the
+// last elements with ever smaller ones, down to T.
+template <typename T, int64_t kBytes, typename Body>
+C10_ALWAYS_INLINE void
+in_vectors(int64_t begin, int64_t end, const Body& body) {
+  constexpr auto lanes = Lanes<T, kBytes>::count;
+  using vec_t =
+      std::conditional_t<lanes == 1, T, typename Lanes<T, kBytes>::type>;
+  for (; end - begin >= lanes; begin += lanes) {
+    body.template operator()<vec_t>(begin);
+  }
+  if constexpr (lanes > 1) {
+    in_last_vectors<T, kBytes / 2>(begin, end, body);
+  }
 }
 
 template <typename Body>
