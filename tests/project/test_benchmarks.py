@@ -40,7 +40,6 @@ def test_cell(tmp_path):
     for row in rows:
         contenders = [row[name] for name in ("lltm_ops", "eager", "compile", "C++", "LSTMCell")]
         assert all(float(time) > 0 for time in contenders)
-        assert math.isfinite(float(row["roof"]))
 
 
 def test_sequence(tmp_path):
