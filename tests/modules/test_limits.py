@@ -189,7 +189,7 @@ def test_a_model_that_packs_is_not_exported(rnn):
         def forward(self, input, lengths):
             return rnn(pack_padded_sequence(input, lengths), STATE)[0].data
 
-    with pytest.raises(Exception, match=r"data-dependent|batch_sizes to be dense with dtype Long"):
+    with pytest.raises(Exception, match=r"data-dependent|batch_sizes to have dtype Long"):
         torch.export.export(Packs(), (torch.randn(7, 3, 5), torch.tensor([7, 4, 2])))
 
 
