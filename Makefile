@@ -68,7 +68,7 @@ help:
 
 ## Use
 
-demo: $(BUILT)  ## race nn.LSTM and nn.GRU in training; DEMO_ARGS=--help
+demo: $(BUILT)  ## race nn.LSTM and nn.GRU in training, and run what was trained in four ways; DEMO_ARGS=--help
 	$(PYTHON) examples/demo.py $(DEMO_ARGS)
 
 test: $(BUILT)  ## run the tests of the operators; TEST_ARGS for pytest

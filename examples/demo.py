@@ -1,7 +1,8 @@
 """Trains an LLTM, nn.LSTM and nn.GRU side by side: how accurate, how fast, how much memory?
 
 In two minutes, on two cores: all three learn from sequences that differ in length, who speaks and
-which exercise somebody does, and to repeat the first of 50 numbers. The data lie in examples/data.
+which exercise somebody does, and to repeat the first of 50 numbers. The trained LLTM then runs in
+four ways. examples/data has the sequences.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence, pad_sequence
 from tqdm import tqdm
+from ways_to_run import agree, compare
 
 import lltm_ops
 
@@ -333,43 +335,52 @@ def draw(
     figure.savefig(path, dpi=200, metadata={"Title": titles, "Description": json.dumps(numbers)})
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--search", action="store_true", help="for starts and rates, and no more")
     parser.add_argument("--epochs", type=int, default=40, help="of each training (40)")
     parser.add_argument("--rounds", type=int, default=3, help="of timing (3)")
     parser.add_argument("--steps", type=int, default=RECALL_STEPS, help="to recall (400)")
     parser.add_argument("--output", type=Path, default=Path("runs/demo"), metavar="DIR")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     if args.search:
         for case in CHOSEN:
             search(*case, args.epochs)
-        return
+        return 0
     args.output.mkdir(parents=True, exist_ok=True)
 
-    print("1 of 3: what training costs. Each layer learns packed and padded sequences.")
+    print("1 of 4: what training costs. Each layer learns packed and padded sequences.")
     costs = {task: cost(task, args.rounds) for task in BATCH_SIZES}
     print_costs(costs)
 
     print(
-        "\n2 of 3: what the layers learn, each with the start and rate that demo.py --search chose."
+        "\n2 of 4: what the layers learn, each with the start and rate that demo.py --search chose."
     )
     calls = {case: ((*case, *chosen), (args.epochs, False)) for case, chosen in CHOSEN.items()}
     accuracies = for_each_seed("training", accuracy, calls)
     print_accuracies(accuracies)
 
-    print(f"\n3 of 3: the layers learn to repeat the first of {RECALL_LENGTH} numbers.")
+    print(f"\n3 of 4: the layers learn to repeat the first of {RECALL_LENGTH} numbers.")
     cases = itertools.product(STARTS, COLORS)
     calls = {(start, layer): ((STARTS[start][layer],), (args.steps,)) for start, layer in cases}
     solved = for_each_seed("recall", steps_until_recalled, calls)
     print_recall(solved)
 
+    print("\n4 of 4: the LLTM that learned who speaks runs in four ways.")
+    start, rate = CHOSEN["speakers", "LLTM"]
+    learner = Learner("speakers", STARTS[start]["LLTM"], packed, 0, LEARN, CHOOSE)
+    learner.train(args.epochs, rate)
+    inputs = learner.sequences.inputs[: learner.batch_size]
+    lengths = torch.tensor([len(input) for input in inputs])
+    ways = compare(learner.model, pad_sequence(inputs), lengths)
+
     draw(args.output / "demo.png", costs, accuracies, solved)
     print(f"\nThe picture: {args.output / 'demo.png'}. docs/training.md explains it.")
+    return 0 if agree(ways) else 1
 
 
 if __name__ == "__main__":
     try:
-        main()
+        sys.exit(main())
     except KeyboardInterrupt:
         sys.exit(130)

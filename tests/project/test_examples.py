@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from common import ROOT, environment, program
+from common import HAS_TORCHSCRIPT, ROOT, environment, program
 
 from lltm_ops import LLTM
 
@@ -16,6 +16,7 @@ pytest.importorskip("tqdm")
 pytest.importorskip("matplotlib")
 Image = pytest.importorskip("PIL.Image")  # which matplotlib needs
 
+pytestmark = pytest.mark.xdist_group("examples")  # so that they share a run of the demo
 EXAMPLES = ROOT / "examples"
 
 
@@ -24,15 +25,21 @@ def run(name, *options):
     return subprocess.check_output(command, env=environment(), text=True)
 
 
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    output = tmp_path_factory.mktemp("demo")
+    return output, run("demo.py", "--epochs=1", "--rounds=1", "--steps=25", f"--output={output}")
+
+
 @pytest.fixture
 def example(monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLES))
     return lambda name: program(EXAMPLES / f"{name}.py")
 
 
-def test_the_demo_draws_what_it_measured(tmp_path):
-    printed = run("demo.py", "--epochs=1", "--rounds=1", "--steps=25", f"--output={tmp_path}")
-    titles = Image.open(tmp_path / "demo.png").text["Title"]
+def test_the_demo_draws_what_it_measured(ran):
+    output, printed = ran
+    titles = Image.open(output / "demo.png").text["Title"]
     assert re.fullmatch(r"Time: [^|]+ \| Accuracy: [^|]+ \| Memory: [^|]+", titles)
     costs = re.findall(r"(nn\.\w+|LLTM), (?:packed|padded) .* s +\S+ times as long", printed)
     accuracies = re.findall(r"^    \w+, (\S+) +(?:\d+\.\d % +){3}\(", printed, re.M)
@@ -93,6 +100,20 @@ def test_packed_and_padded_sequences_have_the_same_logits(layer, example):
 def test_what_is_kept_for_backward_is_counted_once(example):
     numbers = torch.ones(2**18, requires_grad=True)
     assert example("demo").kept_for_backward(lambda: (numbers * numbers).sum()) == 1
+
+
+def test_the_ways_to_run_agree(ran):
+    ways = ["AOTInductor", "eager", "torch.compile"] + HAS_TORCHSCRIPT * ["torch.jit.script"]
+    rows = re.findall(r"^(\S+) +(\d\.\de.\d\d) +[\d.]+ ms$", ran[1], re.M)
+    assert sorted(name for name, _ in rows) == ways
+    assert all(float(difference) <= 1e-5 for _, difference in rows)
+
+
+def test_a_way_that_cannot_run_costs_its_row(example, monkeypatch, capsys):
+    ways = example("ways_to_run")
+    monkeypatch.setattr(ways, "WAYS", {"torch.compile": lambda *_: [][0]})
+    assert [*ways.compare(torch.nn.Bilinear(2, 2, 2), *torch.ones(2, 1, 2))] == ["eager"]
+    assert "torch.compile is left out, because of IndexError: list" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("task", ["recall", "add", "latest"])
