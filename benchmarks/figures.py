@@ -9,7 +9,6 @@ import csv
 import json
 import os
 import platform
-import re
 import subprocess
 from datetime import date
 from pathlib import Path
@@ -48,14 +47,6 @@ def caches() -> str:
     return ", ".join(found)
 
 
-def pages() -> str:
-    """How Linux gives out huge pages, and whether PyTorch asks for them."""
-    modes = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-    mode = re.findall(r"\[(\w+)\]", modes.read_text() if modes.exists() else "[unknown]")[0]
-    asks = os.environ.get("THP_MEM_ALLOC_ENABLE", "not set")
-    return f"huge pages {mode}, THP_MEM_ALLOC_ENABLE {asks}"
-
-
 def commit() -> str:
     command = ["git", "describe", "--always", "--dirty", "--abbrev=7", "--exclude=*"]
     try:
@@ -70,7 +61,7 @@ def describe(device: str = "cpu", **more: Any) -> dict[str, str]:
     info = lltm_ops.build_info()
     about = {"machine": machine(device)}
     if device == "cpu":
-        about |= {"caches": caches(), "pages": pages()}
+        about["caches"] = caches()
     about |= {name: info[name] for name in ("torch", "compiler", "cuda")}
     about |= {"commit": commit(), "date": str(date.today())}
     return about | {name: str(value) for name, value in more.items()}
