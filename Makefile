@@ -138,7 +138,7 @@ aarch64: $(BUILT)  ## compile for 64-bit ARM, and run the tests of the operators
 
 check-all: export FUZZ_ARGS ?= --cases 50000
 check-all: export SOAK_ARGS ?= --minutes 10
-check-all: lint test-all learn-test fuzz sanitize cuda-check wheels compat aarch64 soak fresh  ## everything, in hours: before an issue is called resolved
+check-all: lint docs test-all learn-test fuzz sanitize cuda-check wheels compat aarch64 soak fresh  ## everything, in hours: before an issue is called resolved
 	@echo "All checks have passed, of commit $$(git describe --always --dirty)"
 
 clean:  ## remove environments and everything that was built

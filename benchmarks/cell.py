@@ -1,4 +1,4 @@
-"""One step of the cell and what else PyTorch offers for it, and the roofs of the machine.
+"""One step of the cell, and what else PyTorch offers for it.
 
 Everything is measured in one process, the contenders taking turns: the median microseconds of
 inference and of training (forward, and backward for gradients of the parameters, or of input and
@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from contest import Contest, run
-from timing import KINDS
 from torch import Tensor, nn
 
 import lltm_ops
@@ -35,13 +34,6 @@ class TutorialCell(lltm_ops.LLTMCell):
         return torch.ops.lltm_benchmark.tutorial_cell(input, self.weights, self.bias, *state)
 
 
-class EmptyCell(lltm_ops.LLTMCell):
-    """The same call, of an operator that allocates the results and does nothing else."""
-
-    def forward(self, input: Tensor, state: State) -> State:
-        return torch.ops.lltm_benchmark.empty_call(input, self.weights, self.bias, *state)
-
-
 def contenders(input_size: int, hidden_size: int, options: dict[str, Any]) -> dict[str, nn.Module]:
     torch._dynamo.reset()
     return {
@@ -55,21 +47,13 @@ def contenders(input_size: int, hidden_size: int, options: dict[str, Any]) -> di
 
 def contest_of(shape: tuple[int, ...], options: dict[str, Any]) -> Contest:
     batch, input_size, hidden_size = shape
-    cells = contenders(input_size, hidden_size, options)
     input = torch.randn(batch, input_size, **options)
     state = (torch.randn(batch, hidden_size, **options), torch.randn(batch, hidden_size, **options))
-    weights = cells["lltm_ops"].weights.detach()
-    empty = EmptyCell(input_size, hidden_size, **options)
-    flop = 2 * batch * weights.numel()
     return Contest(
-        cells,
+        contenders(input_size, hidden_size, options),
         lambda cell, input, *state: cell(input, state),
         (input, *state),
         state,
-        {what: flop * (i + 1) for i, what in enumerate(KINDS)},
-        weights,
-        1,
-        lambda: empty(input, state),
     )
 
 

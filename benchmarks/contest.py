@@ -12,28 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import figures
-import roofs
 import timing
 import torch
 from torch import Tensor, nn
 from torch.hub import tqdm  # stands in where tqdm is not installed
 from torch.utils.cpp_extension import load
 
-HERE = Path(__file__).parent
-
 
 @dataclass
 class Contest:
-    """Modules that do the same, and what the roof of ours is made of."""
+    """Modules that do the same, and what they are called with."""
 
     modules: dict[str, nn.Module]
     call: Callable[..., Any]  # as in timing.calls
     inputs: tuple[Tensor, ...]
     grads: tuple[Tensor, ...]
-    flop: dict[str, int]  # of the products of a call, by kind
-    weights: Tensor  # that a step reads
-    steps: int
-    empty: Callable[[], Any]
 
     def rows(self, rounds: int, device: str) -> Iterator[dict[str, Any]]:
         """One of each kind, in calls and (on CUDA) in graphs."""
@@ -47,15 +40,15 @@ class Contest:
                 yield {"what": what + (" in a CUDA graph" if graph else ""), **times}
 
 
-def load_native(*names: str) -> None:
-    """Builds files of this folder, and loads them: ``torch.ops.lltm_benchmark``."""
+def load_tutorial_cell() -> None:
+    """Builds it, and loads it: ``torch.ops.lltm_benchmark``."""
     # pip puts ninja beside python, which need not be on PATH.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     # A folder of its own: a build that was killed leaves a lock behind in torch's cache.
     with tempfile.TemporaryDirectory() as directory:
         load(
             "lltm_benchmark",
-            [str(HERE / name) for name in names],
+            [str(Path(__file__).with_name("tutorial_cell.cpp"))],
             extra_cflags=["-O3", "-march=native", "-fopenmp"],
             build_directory=directory,
             is_python_module=False,
@@ -91,9 +84,8 @@ def run(
     parser.add_argument("--dtypes", nargs="+", default=dtypes[:1], choices=dtypes)
     args = parser.parse_args()
     on_cpu = args.device == "cpu"
-    if on_cpu or name == "cell":
-        # A minute of compiling: the peer of the cell, the roofs of a CPU.
-        load_native("tutorial_cell.cpp", "roofs.cpp")
+    if name == "cell":
+        load_tutorial_cell()  # a minute of compiling
     timing.settle_allocator()
     about = figures.describe(args.device, rounds=args.rounds)
     print("\n".join(f"{key}: {value}" for key, value in about.items()))
@@ -108,13 +100,7 @@ def run(
         torch.set_num_threads(threads)
         tensors = {"device": args.device, "dtype": getattr(torch, dtype)}
         contest = make(tuple(map(int, shape.split("x"))), tensors)
-        roof = roofs.measure(contest.empty, contest.weights) if on_cpu else None
         for row in contest.rows(args.rounds, args.device):
-            what = row["what"]
-            row = {"dtype": dtype, "threads": threads, "shape": shape} | row
-            if roof is not None:
-                size = contest.steps * contest.weights.nbytes
-                row["roof"] = roof.share(row["lltm_ops"], contest.flop[what], size)
-            rows.append(row)
-            show(row)
+            rows.append({"dtype": dtype, "threads": threads, "shape": shape} | row)
+            show(rows[-1])
         figures.write(args.output / f"{name}.csv", about, rows)

@@ -1,7 +1,7 @@
-"""A whole sequence through the layer and what else PyTorch offers, and the roofs of the machine.
+"""A whole sequence through the layer, and what else PyTorch offers.
 
-As cell.py: inference, training, and training with all gradients, from a state of zeros. The roof of
-reading weights is of those for the state, which each step reads. Writes sequence.csv.
+As cell.py: inference, training, and training with all gradients, from a state of zeros. Writes
+sequence.csv.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from contest import Contest, run
-from timing import ALL_GRADIENTS
 from torch import Tensor, nn
 
 import lltm_ops
@@ -114,24 +113,11 @@ def contenders(input_size: int, hidden_size: int, options: dict[str, Any]) -> di
 
 def contest_of(shape: tuple[int, ...], options: dict[str, Any]) -> Contest:
     time, batch, input_size, hidden_size = shape
-    layers = contenders(input_size, hidden_size, options)
-    input = torch.randn(time, batch, input_size, **options)
-    weights = layers["lltm_ops"].weights_l0.detach()
-    recurrent = weights[:, :hidden_size]
-    multiplied = {
-        "inference": weights.numel(),
-        "training": 2 * weights.numel() + recurrent.numel(),
-        ALL_GRADIENTS: 3 * weights.numel(),
-    }
     return Contest(
-        layers,
+        contenders(input_size, hidden_size, options),
         lambda layer, input: layer(input)[0],
-        (input,),
+        (torch.randn(time, batch, input_size, **options),),
         (torch.randn(time, batch, hidden_size, **options),),
-        {what: 2 * time * batch * count for what, count in multiplied.items()},
-        recurrent,
-        time,
-        lambda: layers["lltm_ops"](input[:0]),
     )
 
 

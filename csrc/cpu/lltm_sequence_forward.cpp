@@ -33,7 +33,7 @@ namespace {
 constexpr size_t kStepsWorthPacking = 8;
 // With one row or two of weights that L2 does not hold, packing saves time only
 // from more steps on: 10x1x1024x1024 takes half as long without.
-constexpr int64_t kStepsOfFewRowsWorthPacking = 24;
+constexpr int64_t kStepsOfFewRowsWorthPacking = 40;
 constexpr int64_t kBytesBeyondL2 = 3 << 20;
 // With fewer rows of the batch, the products with the input are made for many
 // steps at once, so each step reads only the weights for h.
@@ -472,15 +472,12 @@ SequenceForwardWithGatesResult sequence_forward_kernel_impl(
   return {output, cells, std::move(h_n), std::move(c_n), gates};
 }
 
-SequenceForwardResult sequence_forward_kernel(
-    const SequenceForwardArguments& arguments) {
-  return without_gates(sequence_forward_kernel_impl<false>(arguments));
-}
-
 } // namespace
 
 TORCH_LIBRARY_IMPL(lltm, CPU, m) {
-  m.impl("sequence_forward", as_kernel<sequence_forward_kernel>());
+  m.impl(
+      "sequence_forward",
+      as_kernel<without_gates<sequence_forward_kernel_impl<false>>>());
   m.impl(
       "_sequence_forward_with_gates",
       as_kernel<sequence_forward_kernel_impl<true>>());

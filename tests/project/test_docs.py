@@ -115,6 +115,12 @@ def test_the_changelog_begins_with_this_version():
     assert re.search(r"^## \[(\S+)\]", changelog, re.M)[1] == lltm_ops.__version__
 
 
+def test_the_reference_has_every_public_name():
+    page = (ROOT / "docs" / "reference" / "python.md").read_text()
+    names = re.findall(r"^\.\. \S+:: (?:lltm_ops\.)?(\w+)$", page, re.M)
+    assert set(lltm_ops.__all__) <= set(names)
+
+
 def test_every_row_of_works_with_names_a_test():
     table = (ROOT / "docs" / "works_with.md").read_text()
     rows = [line for line in table.splitlines() if line.startswith("| ")][1:]

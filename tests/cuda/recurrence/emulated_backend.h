@@ -10,9 +10,6 @@
 // How check.cpp runs kernels on the host.
 namespace backend {
 
-constexpr char kPlants[] =
-    "no_barrier, plain_stores, short_shared, too_few_resident";
-
 constexpr bool kFarRows = true;
 
 struct Plants : emulator::Plants {

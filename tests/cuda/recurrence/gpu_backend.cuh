@@ -13,7 +13,6 @@
 // How check.cpp runs kernels on a GPU.
 namespace backend {
 
-constexpr char kPlants[] = "none on a GPU";
 // Arguments have to begin where an allocation does.
 constexpr bool kFarRows = false;
 
