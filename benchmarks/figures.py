@@ -36,17 +36,6 @@ def machine(device: str) -> str:
     return f"{name}, {os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}"
 
 
-def caches() -> str:
-    """Size and ways of those that hold data, as the operating system knows them."""
-    found = []
-    for cache in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
-        names = ("level", "size", "ways_of_associativity", "type")
-        level, size, ways, kind = ((cache / name).read_text().strip() for name in names)
-        if kind != "Instruction":
-            found.append(f"L{level} {size} in {ways} ways")
-    return ", ".join(found)
-
-
 def commit() -> str:
     command = ["git", "describe", "--always", "--dirty", "--abbrev=7", "--exclude=*"]
     try:
@@ -60,8 +49,6 @@ def describe(device: str = "cpu", **more: Any) -> dict[str, str]:
     """The run: on what, and of which version."""
     info = lltm_ops.build_info()
     about = {"machine": machine(device)}
-    if device == "cpu":
-        about["caches"] = caches()
     about |= {name: info[name] for name in ("torch", "compiler", "cuda")}
     about |= {"commit": commit(), "date": str(date.today())}
     return about | {name: str(value) for name, value in more.items()}
