@@ -190,11 +190,7 @@ std::vector<SequenceChunk> sequence_chunks(
 }
 
 int64_t most_rows(const std::vector<SequenceChunk>& chunks) {
-  int64_t most = 0;
-  for (const auto& chunk : chunks) {
-    most = std::max(most, chunk.rows);
-  }
-  return most;
+  return std::ranges::max(chunks, {}, &SequenceChunk::rows).rows;
 }
 
 TORCH_LIBRARY_IMPL(lltm, CompositeExplicitAutograd, m) {
