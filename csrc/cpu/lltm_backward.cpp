@@ -156,7 +156,17 @@ BackwardResult backward_kernel_impl(
 BackwardResult backward_kernel(const BackwardArguments& a) {
   check_arguments(a);
   return backward_kernel_impl(
-      as_sequence(a),
+      {.grad_output = a.grad_h,
+       .grad_cells = a.grad_cell,
+       .grad_h_n = {},
+       .grad_c_n = {},
+       .output = a.new_cell, // no step reads the h of a step before it
+       .cells = a.new_cell,
+       .gates = a.gates,
+       .input = a.input,
+       .weights = a.weights,
+       .h0 = a.old_h,
+       .output_mask = a.output_mask},
       {{.first_row = 0, .rows = a.input.size(0), .carried = 0}});
 }
 
