@@ -9,7 +9,6 @@ import csv
 import json
 import os
 import platform
-import re
 import subprocess
 from datetime import date
 from pathlib import Path
@@ -37,25 +36,6 @@ def machine(device: str) -> str:
     return f"{name}, {os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}"
 
 
-def caches() -> str:
-    """Size and ways of those that hold data, as the operating system knows them."""
-    found = []
-    for cache in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
-        names = ("level", "size", "ways_of_associativity", "type")
-        level, size, ways, kind = ((cache / name).read_text().strip() for name in names)
-        if kind != "Instruction":
-            found.append(f"L{level} {size} in {ways} ways")
-    return ", ".join(found)
-
-
-def pages() -> str:
-    """How Linux gives out huge pages, and whether PyTorch asks for them."""
-    modes = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-    mode = re.findall(r"\[(\w+)\]", modes.read_text() if modes.exists() else "[unknown]")[0]
-    asks = os.environ.get("THP_MEM_ALLOC_ENABLE", "not set")
-    return f"huge pages {mode}, THP_MEM_ALLOC_ENABLE {asks}"
-
-
 def commit() -> str:
     command = ["git", "describe", "--always", "--dirty", "--abbrev=7", "--exclude=*"]
     try:
@@ -69,8 +49,6 @@ def describe(device: str = "cpu", **more: Any) -> dict[str, str]:
     """The run: on what, and of which version."""
     info = lltm_ops.build_info()
     about = {"machine": machine(device)}
-    if device == "cpu":
-        about |= {"caches": caches(), "pages": pages()}
     about |= {name: info[name] for name in ("torch", "compiler", "cuda")}
     about |= {"commit": commit(), "date": str(date.today())}
     return about | {name: str(value) for name, value in more.items()}

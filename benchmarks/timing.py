@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -35,9 +32,7 @@ def settle_allocator() -> None:
         mallopt(M_TRIM_THRESHOLD, 1 << 30)
 
 
-def medians(
-    functions: dict[str, Callable[[], Any]], rounds: int = 5, min_run_time: float = 0.05
-) -> dict[str, float]:
+def medians(functions: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
     """Median microseconds of a call of each function, over rounds in which they take turns.
 
     Each round begins with another one.
@@ -53,20 +48,8 @@ def medians(
     for first in range(rounds):
         for i in range(len(names)):
             name = names[(first + i) % len(names)]
-            times[name].append(timers[name].blocked_autorange(min_run_time=min_run_time).median)
+            times[name].append(timers[name].blocked_autorange(min_run_time=0.05).median)
     return {name: statistics.median(values) * 1e6 for name, values in times.items()}
-
-
-def in_a_process(program: str, *work: str, env: dict[str, str]) -> Any:
-    """What a program measures in a process of its own, and prints as JSON on its last line."""
-    said = subprocess.run(
-        [sys.executable, "-W", "ignore", program, "--work", *work],
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=env,
-    )
-    return json.loads(said.stdout.splitlines()[-1])
 
 
 def calls(

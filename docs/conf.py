@@ -10,7 +10,6 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 myst_heading_anchors = 4
 # Pages link to what is none of the site, too. test_docs.py checks that every link leads somewhere.
 suppress_warnings = ["myst.xref_missing"]
-myst_enable_extensions = ["colon_fence"]
 
 
 # lltm_ops.onnx needs a large package, its docstrings do not.

@@ -48,8 +48,8 @@ def forward(
 
 
 def backward(
-    grad_h: Tensor,
-    grad_cell: Tensor,
+    grad_h: Tensor | None,
+    grad_cell: Tensor | None,
     new_cell: Tensor,
     gates: Tensor,
     input: Tensor,
@@ -60,8 +60,8 @@ def backward(
     """Computes the gradients of one step. Autograd calls this, and so may a loop of your own.
 
     Args:
-        grad_h: gradient of ``new_h``, ``[batch, state_size]``.
-        grad_cell: gradient of ``new_cell``, ``[batch, state_size]``.
+        grad_h, grad_cell: gradients of ``new_h`` and ``new_cell``, ``[batch, state_size]``.
+            ``None`` means zeros.
         new_cell: as :func:`forward` returned it, ``[batch, state_size]``.
         gates: the activated gates ``[batch, 3 * state_size]``, the third output of
             ``torch.ops.lltm._forward_with_gates``.

@@ -77,17 +77,13 @@ ForwardWithGatesResult forward_kernel_impl(const ForwardArguments& a) {
   return {std::move(new_h), std::move(new_cell), std::move(gates)};
 }
 
-ForwardResult forward_kernel(const ForwardArguments& arguments) {
-  return without_gates(forward_kernel_impl<false>(arguments));
-}
-
 template <typename scalar_t, typename gemm_t>
 class Forward;
 
 } // namespace
 
 TORCH_LIBRARY_IMPL(lltm, CPU, m) {
-  m.impl("forward", as_kernel<forward_kernel>());
+  m.impl("forward", as_kernel<without_gates<forward_kernel_impl<false>>>());
   m.impl("_forward_with_gates", as_kernel<forward_kernel_impl<true>>());
 }
 

@@ -131,15 +131,12 @@ SequenceForwardWithGatesResult sequence_forward_kernel_impl(
   return {output, cells, std::move(h_n), std::move(c_n), gates};
 }
 
-SequenceForwardResult sequence_forward_kernel(
-    const SequenceForwardArguments& arguments) {
-  return without_gates(sequence_forward_kernel_impl<false>(arguments));
-}
-
 } // namespace
 
 TORCH_LIBRARY_IMPL(lltm, CPU, m) {
-  m.impl("sequence_forward", as_kernel<sequence_forward_kernel>());
+  m.impl(
+      "sequence_forward",
+      as_kernel<without_gates<sequence_forward_kernel_impl<false>>>());
   m.impl(
       "_sequence_forward_with_gates",
       as_kernel<sequence_forward_kernel_impl<true>>());

@@ -8,6 +8,7 @@
 
 #include <ATen/Dispatch.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros_like.h>
 
 // The operators of the cell, but for what is CUDA's, which is the Device's. So
 // tests run all of this on the host.
@@ -52,8 +53,11 @@ BackwardResult backward_impl(const BackwardArguments& a) {
     d_gates = at::empty({batch, 3 * state_size}, a.input.options());
   }
   auto d_old_cell = at::empty({batch, state_size}, a.input.options());
-  const auto grad_h = a.grad_h.expect_contiguous();
-  const auto grad_cell = a.grad_cell.expect_contiguous();
+  const auto contiguous = [&](const OptionalTensor& gradient) {
+    return (gradient ? *gradient : at::zeros_like(a.new_cell)).contiguous();
+  };
+  const at::Tensor grad_h = contiguous(a.grad_h);
+  const at::Tensor grad_cell = contiguous(a.grad_cell);
   const auto new_cell = a.new_cell.expect_contiguous();
   const auto gates = a.gates.expect_contiguous();
   AT_DISPATCH_FLOATING_TYPES_AND2(
@@ -68,8 +72,8 @@ BackwardResult backward_impl(const BackwardArguments& a) {
             BackwardUnit<scalar_t>{
                 .math = CellMath<at::opmath_type<scalar_t>>(a),
                 .state_size = state_size,
-                .grad_h = grad_h->const_data_ptr<scalar_t>(),
-                .grad_cell = grad_cell->const_data_ptr<scalar_t>(),
+                .grad_h = grad_h.const_data_ptr<scalar_t>(),
+                .grad_cell = grad_cell.const_data_ptr<scalar_t>(),
                 .new_cell = new_cell->const_data_ptr<scalar_t>(),
                 .gates = gates->const_data_ptr<scalar_t>(),
                 .d_gates = d_gates.defined()

@@ -56,12 +56,6 @@ struct CudaSequenceDevice : CudaDevice {
   }
 };
 
-SequenceForwardResult sequence_forward_kernel(
-    const SequenceForwardArguments& arguments) {
-  return without_gates(
-      sequence_forward_impl<CudaSequenceDevice, false>(arguments));
-}
-
 } // namespace
 
 // For tests and benchmarks: which way was taken shows in no result. In the
@@ -73,7 +67,10 @@ TORCH_LIBRARY_FRAGMENT(lltm, m) {
 }
 
 TORCH_LIBRARY_IMPL(lltm, CUDA, m) {
-  m.impl("sequence_forward", as_kernel<sequence_forward_kernel>());
+  m.impl(
+      "sequence_forward",
+      as_kernel<
+          without_gates<sequence_forward_impl<CudaSequenceDevice, false>>>());
   m.impl(
       "_sequence_forward_with_gates",
       as_kernel<sequence_forward_impl<CudaSequenceDevice, true>>());

@@ -10,8 +10,8 @@
 #include <utility>
 
 // An operator takes its arguments as one struct, with the names and the order
-// of its schema. fields() of the struct lists them; whatever is done to all of
-// them walks that list, so that no tensor can be forgotten.
+// of its schema. list() of the struct has an Argument for each of them.
+// Whatever is done to all walks that list, so that no tensor can be forgotten.
 namespace lltm {
 
 using OptionalTensor = std::optional<at::Tensor>;
@@ -42,82 +42,52 @@ constexpr size_t kNumberOfDims = static_cast<size_t>(Dim::kFeatures) + 1;
 // The dimensions of a tensor, then kNone.
 using Shape = std::array<Dim, 3>;
 
-// Which dimension is the batch; -1 if none is, as in weights and in packed
-// sequences.
-constexpr int64_t batch_dim(const Shape& shape) {
-  for (size_t i = 0; i < shape.size(); ++i) {
-    if (shape[i] == Dim::kBatch) {
-      return static_cast<int64_t>(i);
-    }
-  }
-  return -1;
-}
-
 constexpr Shape kShapeOfWeights{Dim::kGates, Dim::kFeatures};
 constexpr Shape kShapeOfBias{Dim::kGates};
 constexpr Shape kShapeOfState{Dim::kBatch, Dim::kStateSize};
 
-// The shape of input, and of results with another last dimension.
-template <typename Arguments>
-Shape rows_of(const Arguments& a, Dim last) {
-  if constexpr (requires { a.batch_sizes; }) {
-    return a.batch_sizes ? Shape{Dim::kRows, last}
-                         : Shape{Dim::kTime, Dim::kBatch, last};
-  } else {
-    return {Dim::kBatch, last};
-  }
-}
-
-// A tensor has to be on the device of input; or on the CPU, wherever input is,
-// because its values are read.
-enum class Place { kDevice, kCPU };
-
 template <typename T>
-struct Field {
+struct Argument {
   const char* name;
   const T& value;
+  // Of a tensor. Its dtype and device are those of input if nothing else is
+  // said. Values that are read are on the CPU, wherever input is.
   Shape shape{};
-  at::ScalarType dtype = at::ScalarType::Undefined; // that of input
-  Place place = Place::kDevice;
+  at::ScalarType dtype = at::ScalarType::Undefined;
+  bool on_cpu = false;
 };
 
 template <typename T>
-Field(
+Argument(
     const char*,
     const T&,
     const Shape& = {},
     at::ScalarType = at::ScalarType::Undefined,
-    Place = Place::kDevice) -> Field<T>;
+    bool = false) -> Argument<T>;
 
 namespace detail {
 
 template <typename Result, typename Arguments>
 Arguments arguments_of(Result (*op)(const Arguments&));
 
-inline Field<at::Tensor> present(const Field<OptionalTensor>& field) {
-  return {field.name, *field.value, field.shape, field.dtype, field.place};
-}
-
-template <typename T, typename Predicate>
-bool holds(const Field<T>& field, const Predicate& predicate) {
+template <typename T, typename Visit>
+void visit_if_tensor(const Argument<T>& argument, const Visit& visit) {
   if constexpr (std::is_same_v<T, at::Tensor>) {
-    return predicate(field);
+    visit(argument);
   } else if constexpr (std::is_same_v<T, OptionalTensor>) {
-    return field.value && predicate(present(field));
-  } else {
-    return false;
+    if (argument.value) {
+      const auto& [name, value, shape, dtype, on_cpu] = argument;
+      visit(Argument<at::Tensor>{name, *value, shape, dtype, on_cpu});
+    }
   }
 }
 
 template <typename T, typename Transform>
-T mapped(const Field<T>& field, const Transform& transform) {
-  if constexpr (std::is_same_v<T, at::Tensor>) {
-    return transform(field);
-  } else if constexpr (std::is_same_v<T, OptionalTensor>) {
-    return field.value ? T(transform(present(field))) : T();
-  } else {
-    return field.value;
-  }
+T mapped(const Argument<T>& argument, const Transform& transform) {
+  T value = argument.value;
+  visit_if_tensor(
+      argument, [&](const auto& tensor) { value = transform(tensor); });
+  return value;
 }
 
 } // namespace detail
@@ -126,71 +96,39 @@ T mapped(const Field<T>& field, const Transform& transform) {
 template <auto op>
 using ArgumentsOf = decltype(detail::arguments_of(op));
 
-// std::tuple<Field<...>...>
+// std::tuple<Argument<...>...>
 template <typename Arguments>
-using FieldsOf = decltype(std::declval<const Arguments&>().fields());
+using ListOf = decltype(std::declval<const Arguments&>().list());
 
-// Whether predicate(Field<at::Tensor>) holds for a tensor of arguments.
-// Optional ones are asked where they are there.
-template <typename Arguments, typename Predicate>
-bool any_tensor(const Arguments& arguments, const Predicate& predicate) {
-  return std::apply(
-      [&](const auto&... fields) {
-        return (detail::holds(fields, predicate) || ...);
-      },
-      arguments.fields());
-}
-
+// Calls visit(Argument<at::Tensor>) for each tensor that is there.
 template <typename Arguments, typename Visit>
 void for_each_tensor(const Arguments& arguments, const Visit& visit) {
-  any_tensor(arguments, [&](const Field<at::Tensor>& field) {
-    visit(field);
-    return false;
-  });
+  std::apply(
+      [&](const auto&... each) { (detail::visit_if_tensor(each, visit), ...); },
+      arguments.list());
 }
 
-// op(arguments), with transform(Field<at::Tensor>) in place of each tensor.
+template <typename Arguments, typename Predicate>
+bool any_tensor(const Arguments& arguments, const Predicate& predicate) {
+  bool any = false;
+  for_each_tensor(arguments, [&](const Argument<at::Tensor>& argument) {
+    any = any || predicate(argument.value);
+  });
+  return any;
+}
+
+// op(arguments), with transform(Argument<at::Tensor>) in place of each tensor
+// that is there.
 template <typename Arguments, typename Transform, typename Op>
 auto call_with_mapped_tensors(
     const Arguments& arguments,
     const Transform& transform,
     const Op& op) {
   return std::apply(
-      [&](const auto&... fields) {
-        return op(Arguments{detail::mapped(fields, transform)...});
+      [&](const auto&... each) {
+        return op(Arguments{detail::mapped(each, transform)...});
       },
-      arguments.fields());
-}
-
-// The gradients, in the order of OutputMask.
-template <typename Arguments>
-auto shapes_of_gradients(const Arguments& a) {
-  return std::array{
-      rows_of(a, Dim::kInputFeatures),
-      kShapeOfWeights,
-      kShapeOfBias,
-      kShapeOfState,
-      kShapeOfState};
-}
-
-// Calls visit(result, shape) for each result that is wanted: all of those that
-// go forward, or the gradients that output_mask asks for. The gates come last,
-// so results may be without them.
-template <typename Arguments, typename Results, typename Visit>
-void for_each_result(const Arguments& a, Results& results, const Visit& visit) {
-  const auto shapes = a.shapes_of_results();
-  size_t i = 0;
-  const auto visit_if_wanted = [&](auto& result) {
-    bool wanted = true;
-    if constexpr (requires { a.output_mask; }) {
-      wanted = a.output_mask[i];
-    }
-    if (wanted) {
-      visit(result, shapes[i]);
-    }
-    ++i;
-  };
-  std::apply([&](auto&... each) { (visit_if_wanted(each), ...); }, results);
+      arguments.list());
 }
 
 } // namespace lltm

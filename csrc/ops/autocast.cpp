@@ -13,6 +13,9 @@
 namespace lltm {
 
 bool autocast_applies(const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    return false;
+  }
   const auto device_type = tensor.device().type();
   return (device_type == c10::kCPU || device_type == c10::kCUDA) &&
       at::autocast::is_autocast_enabled(device_type);
@@ -37,23 +40,24 @@ namespace {
 
 // In a transform of torch.func, which runs the composite formulas, op computes
 // in float64: the transform sends each operator that they call on with the keys
-// that the thread had before, and autocast leaves only float64 alone.
+// that the thread had before, and autocast leaves only float64 alone. Where it
+// casts another operator below its derivative, that fails over its dtypes.
 template <auto op, typename Arguments = ArgumentsOf<op>>
 auto transformed(const Arguments& arguments) -> decltype(op(arguments)) {
   if (!transform_is_active()) {
     return op(arguments);
   }
-  check_arguments(arguments);
+  check_tensors(arguments);
   auto results = call_with_mapped_tensors(
       arguments,
-      [](const Field<at::Tensor>& field) {
-        return field.value.is_floating_point() ? field.value.to(at::kDouble)
-                                               : field.value;
+      [](const Argument<at::Tensor>& argument) {
+        return argument.value.is_floating_point()
+            ? argument.value.to(at::kDouble)
+            : argument.value;
       },
       op);
-  for_each_result(arguments, results, [&](at::Tensor& result, auto&&) {
-    result = result.to(arguments.input.scalar_type());
-  });
+  const auto dtype = arguments.input.scalar_type();
+  std::apply([&](auto&... each) { ((each = each.to(dtype)), ...); }, results);
   return results;
 }
 

@@ -1,7 +1,6 @@
 #pragma once
 
 #include "ops/arguments.h"
-#include "ops/checks.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -22,7 +21,6 @@ at::Tensor cast_for_autocast(
 // autocast, too, because its batch_sizes are on the CPU.
 template <auto op, typename Arguments = ArgumentsOf<op>>
 auto autocast_kernel(const Arguments& arguments) -> decltype(op(arguments)) {
-  check_devices(arguments);
   const bool applies = autocast_applies(arguments.input);
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(
       c10::autocast_dispatch_keyset);
@@ -32,8 +30,8 @@ auto autocast_kernel(const Arguments& arguments) -> decltype(op(arguments)) {
   const auto device_type = arguments.input.device().type();
   return call_with_mapped_tensors(
       arguments,
-      [&](const Field<at::Tensor>& field) {
-        return cast_for_autocast(field.value, device_type);
+      [&](const Argument<at::Tensor>& argument) {
+        return cast_for_autocast(argument.value, device_type);
       },
       op);
 }

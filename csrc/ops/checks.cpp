@@ -3,34 +3,67 @@
 #include <ATen/functorch/BatchedTensorImpl.h>
 
 #include <algorithm>
-#include <utility>
 
 namespace lltm {
 
 namespace {
 
-// For batch_sizes and resets. One that stays on the CPU has its values read.
-void check_own_dtype(const char* op, const Field<at::Tensor>& argument) {
-  const auto& tensor = argument.value;
+void check_device(
+    const char* op,
+    const Argument<at::Tensor>& argument,
+    const at::Tensor& input) {
+  const auto device = argument.value.device();
+  if (!argument.on_cpu) {
+    TORCH_CHECK(
+        device == input.device(),
+        expected(
+            op,
+            argument,
+            c10::str("to be on the device of input, ", input.device()),
+            device));
+    return;
+  }
+  // Meta is accepted where input is on meta: fake tensors show meta instead of
+  // their device.
   TORCH_CHECK(
-      argument.place != Place::kCPU ||
-          at::functorch::maybeGetBatchedImpl(tensor) == nullptr,
+      device.is_cpu() || (device.is_meta() && input.is_meta()),
+      expected(op, argument, "to be on the CPU", device));
+  TORCH_CHECK(
+      at::functorch::maybeGetBatchedImpl(argument.value) == nullptr,
       expected(
           op,
           argument,
           "to be the same for all that vmap maps",
           "one that is mapped"));
+}
+
+void check_dtype(
+    const char* op,
+    const Argument<at::Tensor>& argument,
+    at::ScalarType dtype_of_input) {
+  const auto dtype = argument.value.scalar_type();
+  if (argument.dtype != at::ScalarType::Undefined) {
+    TORCH_CHECK(
+        dtype == argument.dtype,
+        expected(
+            op, argument, c10::str("to have dtype ", argument.dtype), dtype));
+    return;
+  }
   TORCH_CHECK(
-      tensor.scalar_type() == argument.dtype && tensor.layout() == at::kStrided,
+      dtype == dtype_of_input,
       expected(
           op,
           argument,
-          c10::str("to be dense with dtype ", argument.dtype),
-          c10::str(
-              "layout ",
-              tensor.layout(),
-              " with dtype ",
-              tensor.scalar_type())));
+          c10::str("to have the dtype of input, ", dtype_of_input),
+          dtype));
+  TORCH_CHECK(
+      dtype == at::kDouble || dtype == at::kFloat || dtype == at::kBFloat16 ||
+          dtype == at::kHalf,
+      expected(
+          op,
+          argument,
+          "to have dtype Double, Float, BFloat16 or Half",
+          dtype));
 }
 
 // In the order of Dim.
@@ -58,7 +91,7 @@ std::string names(const Shape& shape) {
   return names + "]";
 }
 
-void check_dims(const char* op, const Field<at::Tensor>& argument) {
+void check_dims(const char* op, const Argument<at::Tensor>& argument) {
   const auto expected_dims = dims(argument.shape);
   TORCH_CHECK(
       argument.value.dim() == expected_dims,
@@ -75,111 +108,49 @@ void check_dims(const char* op, const Field<at::Tensor>& argument) {
 
 } // namespace
 
-void check_device(
+void check_tensor(
     const char* op,
-    const Field<at::Tensor>& argument,
+    const Argument<at::Tensor>& argument,
     const at::Tensor& input) {
+  const auto& tensor = argument.value;
   TORCH_CHECK(
-      argument.value.defined(),
+      tensor.defined(),
       expected(op, argument, "to be a tensor", "an undefined tensor or None"));
   TORCH_CHECK(
-      !argument.value.is_nested(),
+      !tensor.is_nested(),
       expected(op, argument, "to be a dense tensor", "a nested tensor"));
-  const auto device = argument.value.device();
-  if (argument.place == Place::kCPU) {
-    // Meta is accepted where input is on meta: fake tensors show meta instead
-    // of their device.
-    TORCH_CHECK(
-        device.is_cpu() || (device.is_meta() && input.is_meta()),
-        expected(op, argument, "to be on the CPU", device));
-    return;
-  }
   TORCH_CHECK(
-      device == input.device(),
-      expected(
-          op,
-          argument,
-          c10::str("to be on the device of input, ", input.device()),
-          device));
-}
-
-void check_layout_and_dtype(
-    const char* op,
-    const Field<at::Tensor>& argument,
-    const at::Tensor& input) {
-  if (argument.dtype != at::ScalarType::Undefined) {
-    return check_own_dtype(op, argument);
-  }
-  TORCH_CHECK(
-      argument.value.layout() == at::kStrided,
+      tensor.layout() == at::kStrided,
       expected(
           op,
           argument,
           "to be a dense tensor",
-          c10::str("layout ", argument.value.layout())));
-  const auto dtype = input.scalar_type();
-  TORCH_CHECK(
-      dtype == at::kDouble || dtype == at::kFloat || dtype == at::kBFloat16 ||
-          dtype == at::kHalf,
-      expected(
-          op, "input to have dtype Double, Float, BFloat16 or Half", dtype));
-  TORCH_CHECK(
-      argument.value.scalar_type() == dtype,
-      expected(
-          op,
-          argument,
-          c10::str("to have the dtype of input, ", dtype),
-          argument.value.scalar_type()));
+          c10::str("layout ", tensor.layout())));
+  check_device(op, argument, input);
+  check_dtype(op, argument, input.scalar_type());
 }
 
 Sizes::Sizes(
     const char* op,
-    const Field<at::Tensor>& input,
-    const at::Tensor& weights)
+    const Argument<at::Tensor>& input,
+    const Argument<at::Tensor>& weights)
     : op_(op) {
   check(input);
-  // The rows of weights give state_size, so this can say more than check().
-  const auto argument = Field{"weights", weights, kShapeOfWeights};
-  check_dims(op_, argument);
-  const auto rows = weights.sym_size(0);
-  TORCH_SYM_CHECK(
-      (rows % 3).sym_eq(0),
-      expected(
-          op_,
-          argument,
-          c10::str(
-              "to have shape ",
-              names(argument.shape),
-              " with a number of rows divisible by 3"),
-          weights.sym_sizes()));
-  auto state_size = rows / 3;
-  const auto columns = state_size + input.value.sym_size(-1);
-  TORCH_SYM_CHECK(
-      weights.sym_size(1).sym_eq(columns),
-      expected(
-          op_,
-          argument,
-          c10::str(
-              "to have shape ",
-              names(argument.shape),
-              " = [",
-              rows,
-              ", ",
-              columns,
-              "] for input of shape ",
-              input.value.sym_sizes()),
-          weights.sym_sizes()));
-  sizes_[static_cast<size_t>(Dim::kStateSize)] = std::move(state_size);
-  check(argument);
+  check_dims(op_, weights);
+  const auto state_size = weights.value.sym_size(0) / 3;
+  size(Dim::kStateSize) = state_size;
+  size(Dim::kGates) = state_size * 3;
+  size(Dim::kFeatures) = state_size + input.value.sym_size(-1);
+  check(weights);
 }
 
-void Sizes::check(const Field<at::Tensor>& argument) {
+void Sizes::check(const Argument<at::Tensor>& argument) {
   check_dims(op_, argument);
   const auto sizes = argument.value.sym_sizes();
   // TORCH_SYM_CHECK records the equality instead of specialising on it.
   auto equal = c10::SymBool(true);
   for (size_t i = 0; i < sizes.size(); ++i) {
-    auto& known = sizes_[static_cast<size_t>(argument.shape[i])];
+    auto& known = size(argument.shape[i]);
     if (known) {
       equal = equal.sym_and(sizes[i].sym_eq(*known));
     } else {
@@ -200,7 +171,7 @@ void Sizes::check(const Field<at::Tensor>& argument) {
   // Results take these sizes. A symbol of a tensor is simpler than the symbol
   // of weights divided by 3.
   for (size_t i = 0; i < sizes.size(); ++i) {
-    sizes_[static_cast<size_t>(argument.shape[i])] = sizes[i];
+    size(argument.shape[i]) = sizes[i];
   }
 }
 

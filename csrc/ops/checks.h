@@ -21,37 +21,28 @@ std::string expected(const char* op, const std::string& what, const Got& got) {
 template <typename Got>
 std::string expected(
     const char* op,
-    const Field<at::Tensor>& argument,
+    const Argument<at::Tensor>& argument,
     const std::string& what,
     const Got& got) {
   return expected(op, c10::str(argument.name, " ", what), got);
 }
 
-// Checks that the argument is defined, not nested, and where it belongs: the
-// Autograd kernels would fail over the sizes of a nested tensor. input has to
-// be checked first.
-void check_device(
+// Checks all but the shape: that the argument is defined and dense, its device
+// and its dtype. vmap must not map an argument whose values are read.
+void check_tensor(
     const char* op,
-    const Field<at::Tensor>& argument,
+    const Argument<at::Tensor>& argument,
     const at::Tensor& input);
 
-// Checks the devices of all tensors. The Autograd kernels call this, because
-// FakeTensor hides the devices from the Meta kernel below them.
+// input first, which the others have to fit. The Autograd kernels call this,
+// too, because FakeTensor hides the devices from the Meta kernel below them.
 template <typename Arguments>
-void check_devices(const Arguments& a) {
-  check_device(a.kOperator, Field{"input", a.input}, a.input);
-  for_each_tensor(a, [&](const Field<at::Tensor>& argument) {
-    check_device(a.kOperator, argument, a.input);
+void check_tensors(const Arguments& a) {
+  check_tensor(a.kOperator, Argument{"input", a.input}, a.input);
+  for_each_tensor(a, [&](const Argument<at::Tensor>& argument) {
+    check_tensor(a.kOperator, argument, a.input);
   });
 }
-
-// Checks that the argument is dense, and has the dtype of its field. If that is
-// the dtype of input, it has to be one of ours. vmap must not map an argument
-// whose values are read.
-void check_layout_and_dtype(
-    const char* op,
-    const Field<at::Tensor>& argument,
-    const at::Tensor& input);
 
 // The sizes of a call. They may be symbolic.
 class Sizes {
@@ -60,32 +51,35 @@ class Sizes {
   // which are those of the first tensor that has them.
   Sizes(
       const char* op,
-      const Field<at::Tensor>& input,
-      const at::Tensor& weights);
+      const Argument<at::Tensor>& input,
+      const Argument<at::Tensor>& weights);
 
-  void check(const Field<at::Tensor>& argument);
+  void check(const Argument<at::Tensor>& argument);
 
   std::vector<c10::SymInt> of(const Shape& shape) const;
 
  private:
+  std::optional<c10::SymInt>& size(Dim dim) {
+    return sizes_[static_cast<size_t>(dim)];
+  }
+
   const char* const op_;
   std::array<std::optional<c10::SymInt>, kNumberOfDims> sizes_;
 };
 
 // The checks of an operator's arguments, called by every kernel that computes
-// or infers a shape: devices, layouts, dtypes and shapes. They name the public
-// operator also where its internal twin was called. The values of batch_sizes
-// are checked where they are read: lltm_sequence_steps.cpp.
+// or infers a shape. They name the public operator also where its internal twin
+// was called. The values of batch_sizes are checked where they are read:
+// lltm_sequence_steps.cpp.
 template <typename Arguments>
 Sizes check_arguments(const Arguments& a) {
-  check_devices(a);
-  for_each_tensor(a, [&](const Field<at::Tensor>& argument) {
-    check_layout_and_dtype(a.kOperator, argument, a.input);
-  });
-  const auto input = Field{"input", a.input, rows_of(a, Dim::kInputFeatures)};
-  Sizes sizes(a.kOperator, input, a.weights);
+  check_tensors(a);
+  Sizes sizes(
+      a.kOperator,
+      {"input", a.input, a.rows(Dim::kInputFeatures)},
+      {"weights", a.weights, kShapeOfWeights});
   for_each_tensor(
-      a, [&](const Field<at::Tensor>& argument) { sizes.check(argument); });
+      a, [&](const Argument<at::Tensor>& argument) { sizes.check(argument); });
   return sizes;
 }
 

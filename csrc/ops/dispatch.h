@@ -19,11 +19,11 @@ template <typename T>
 using Parameter =
     std::conditional_t<std::is_trivially_copyable_v<T>, T, const T&>;
 
-template <auto function, typename Fields = FieldsOf<ArgumentsOf<function>>>
+template <auto function, typename List = ListOf<ArgumentsOf<function>>>
 struct Kernel;
 
 template <auto function, typename... Values>
-struct Kernel<function, std::tuple<Field<Values>...>> {
+struct Kernel<function, std::tuple<Argument<Values>...>> {
   static auto call(Parameter<Values>... arguments) {
     return function(ArgumentsOf<function>{arguments...});
   }
@@ -53,8 +53,8 @@ auto call(const char* name, const Arguments& arguments) {
                                  .findSchemaOrThrow(name, "")
                                  .template typed<Type>();
   return std::apply(
-      [&](const auto&... fields) { return handle.call(fields.value...); },
-      arguments.fields());
+      [&](const auto&... each) { return handle.call(each.value...); },
+      arguments.list());
 }
 
 } // namespace lltm

@@ -1,7 +1,3 @@
-#include "ops/dispatch.h"
-#include "ops/lltm.h"
-#include "ops/lltm_sequence.h"
-
 #include <torch/library.h>
 #include <torch/version.h>
 
@@ -9,33 +5,6 @@
 #include <vector>
 
 namespace lltm {
-
-ForwardResult forward(const ForwardArguments& arguments) {
-  return call<forward>("lltm::forward", arguments);
-}
-
-ForwardWithGatesResult _forward_with_gates(const ForwardArguments& arguments) {
-  return call<_forward_with_gates>("lltm::_forward_with_gates", arguments);
-}
-
-BackwardResult backward(const BackwardArguments& arguments) {
-  return call<backward>("lltm::backward", arguments);
-}
-
-SequenceForwardResult sequence_forward(
-    const SequenceForwardArguments& arguments) {
-  return call<sequence_forward>("lltm::sequence_forward", arguments);
-}
-
-SequenceForwardWithGatesResult _sequence_forward_with_gates(
-    const SequenceForwardArguments& arguments) {
-  return call<_sequence_forward_with_gates>(
-      "lltm::_sequence_forward_with_gates", arguments);
-}
-
-BackwardResult sequence_backward(const SequenceBackwardArguments& arguments) {
-  return call<sequence_backward>("lltm::sequence_backward", arguments);
-}
 
 namespace {
 
@@ -76,7 +45,7 @@ TORCH_LIBRARY(lltm, m) {
       "-> (Tensor new_h, Tensor new_cell, Tensor gates)",
       tags);
   m.def(
-      "backward(Tensor grad_h, Tensor grad_cell, Tensor new_cell, "
+      "backward(Tensor? grad_h, Tensor? grad_cell, Tensor new_cell, "
       "Tensor gates, Tensor input, Tensor weights, Tensor old_h, "
       "bool[5] output_mask=[True, True, True, True, True]) "
       "-> (Tensor d_input, Tensor d_weights, Tensor d_bias, Tensor d_old_h, "

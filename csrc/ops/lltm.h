@@ -1,6 +1,6 @@
 #pragma once
 
-#include "ops/arguments.h"
+#include "ops/dispatch.h"
 
 #include <tuple>
 #include <utility>
@@ -12,7 +12,7 @@
 //   auto [new_h, new_cell] =
 //       lltm::forward({input, weights, bias, old_h, old_cell});
 //
-// fields() has the shapes. Columns [0, state_size) of weights multiply old_h,
+// list() has the shapes. Columns [0, state_size) of weights multiply old_h,
 // and the rest input. The rows of weights and bias are chunked into input gate,
 // output gate, candidate.
 // All arguments share one device and one dtype out of float64, float32,
@@ -28,26 +28,27 @@ struct ForwardArguments {
   const at::Tensor& old_h;
   const at::Tensor& old_cell;
 
-  auto fields() const {
-    return std::make_tuple(
-        Field{"input", input, rows_of(*this, Dim::kInputFeatures)},
-        Field{"weights", weights, kShapeOfWeights},
-        Field{"bias", bias, kShapeOfBias},
-        Field{"old_h", old_h, kShapeOfState},
-        Field{"old_cell", old_cell, kShapeOfState});
+  // The shape of input, or of what has a row for each row of it.
+  static Shape rows(Dim last) {
+    return {Dim::kBatch, last};
   }
 
-  auto shapes_of_results() const {
-    const auto state = rows_of(*this, Dim::kStateSize);
-    return std::array{state, state, rows_of(*this, Dim::kGates)};
+  auto list() const {
+    return std::make_tuple(
+        Argument{"input", input, rows(Dim::kInputFeatures)},
+        Argument{"weights", weights, kShapeOfWeights},
+        Argument{"bias", bias, kShapeOfBias},
+        Argument{"old_h", old_h, kShapeOfState},
+        Argument{"old_cell", old_cell, kShapeOfState});
   }
 };
 
+// Gradients that are none are zeros.
 struct BackwardArguments {
   static constexpr auto kOperator = "lltm::backward";
 
-  const at::Tensor& grad_h;
-  const at::Tensor& grad_cell;
+  OptionalTensor grad_h;
+  OptionalTensor grad_cell;
   const at::Tensor& new_cell;
   const at::Tensor& gates;
   const at::Tensor& input;
@@ -55,20 +56,21 @@ struct BackwardArguments {
   const at::Tensor& old_h;
   OutputMask output_mask = kAllWanted;
 
-  auto fields() const {
-    return std::make_tuple(
-        Field{"grad_h", grad_h, kShapeOfState},
-        Field{"grad_cell", grad_cell, kShapeOfState},
-        Field{"new_cell", new_cell, kShapeOfState},
-        Field{"gates", gates, rows_of(*this, Dim::kGates)},
-        Field{"input", input, rows_of(*this, Dim::kInputFeatures)},
-        Field{"weights", weights, kShapeOfWeights},
-        Field{"old_h", old_h, kShapeOfState},
-        Field{"output_mask", output_mask});
+  // The shape of input, or of what has a row for each row of it.
+  static Shape rows(Dim last) {
+    return {Dim::kBatch, last};
   }
 
-  auto shapes_of_results() const {
-    return shapes_of_gradients(*this);
+  auto list() const {
+    return std::make_tuple(
+        Argument{"grad_h", grad_h, kShapeOfState},
+        Argument{"grad_cell", grad_cell, kShapeOfState},
+        Argument{"new_cell", new_cell, kShapeOfState},
+        Argument{"gates", gates, rows(Dim::kGates)},
+        Argument{"input", input, rows(Dim::kInputFeatures)},
+        Argument{"weights", weights, kShapeOfWeights},
+        Argument{"old_h", old_h, kShapeOfState},
+        Argument{"output_mask", output_mask});
   }
 };
 
@@ -77,46 +79,31 @@ using ForwardWithGatesResult = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 using BackwardResult =
     std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
-// All results but the last, the gates.
-template <typename Results>
-auto without_gates(Results results) {
+// Makes of a kernel with gates one without: its results but the last.
+template <auto kernel, typename Arguments = ArgumentsOf<kernel>>
+auto without_gates(const Arguments& arguments) {
+  auto results = kernel(arguments);
   return [&]<size_t... i>(std::index_sequence<i...>) {
     return std::make_tuple(std::move(std::get<i>(results))...);
-  }(std::make_index_sequence<std::tuple_size_v<Results> - 1>());
-}
-
-// What backward reads of the results.
-inline std::vector<at::Tensor> results_for_backward(
-    const ForwardWithGatesResult& results) {
-  return {std::get<1>(results), std::get<2>(results)};
-}
-
-// Out of a call of forward, these results, and the gradients of all results.
-inline BackwardArguments backward_arguments(
-    const ForwardArguments& forward,
-    const std::vector<at::Tensor>& results,
-    const std::vector<at::Tensor>& gradients,
-    const OutputMask& output_mask) {
-  return {
-      .grad_h = gradients[0],
-      .grad_cell = gradients[1],
-      .new_cell = results[0],
-      .gates = results[1],
-      .input = forward.input,
-      .weights = forward.weights,
-      .old_h = forward.old_h,
-      .output_mask = output_mask};
+  }(std::make_index_sequence<std::tuple_size_v<decltype(results)> - 1>());
 }
 
 // Returns (new_h, new_cell), each [batch, state_size].
-ForwardResult forward(const ForwardArguments& arguments);
+inline ForwardResult forward(const ForwardArguments& arguments) {
+  return call<forward>("lltm::forward", arguments);
+}
 
 // Internal, called by autograd: forward, and the activated gates
 // [batch, 3 * state_size] that backward needs.
-ForwardWithGatesResult _forward_with_gates(const ForwardArguments& arguments);
+inline ForwardWithGatesResult _forward_with_gates(
+    const ForwardArguments& arguments) {
+  return call<_forward_with_gates>("lltm::_forward_with_gates", arguments);
+}
 
 // Returns (d_input, d_weights, d_bias, d_old_h, d_old_cell); where output_mask
 // is false the gradient is not computed and an undefined tensor stands.
-BackwardResult backward(const BackwardArguments& arguments);
+inline BackwardResult backward(const BackwardArguments& arguments) {
+  return call<backward>("lltm::backward", arguments);
+}
 
 } // namespace lltm

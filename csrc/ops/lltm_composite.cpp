@@ -41,13 +41,6 @@ void warn_without_cuda_kernels([[maybe_unused]] const at::Tensor& tensor) {
 #endif
 }
 
-void refuse_others(torch::Library& m) {
-  m.impl(
-      "_forward_with_gates",
-      as_kernel<refuse_without_kernel<_forward_with_gates>>());
-  m.impl("backward", as_kernel<refuse_without_kernel<backward>>());
-}
-
 } // namespace
 
 at::Tensor pre_activations(
@@ -123,16 +116,6 @@ ForwardResult composite_forward(const ForwardArguments& a) {
 // these formulas themselves there.
 TORCH_LIBRARY_IMPL(lltm, CompositeExplicitAutograd, m) {
   m.impl("forward", as_kernel<composite_kernel<forward>>());
-  refuse_others(m);
-}
-
-// The checks refuse nested tensors.
-TORCH_LIBRARY_IMPL(lltm, NestedTensorCPU, m) {
-  refuse_others(m);
-}
-
-TORCH_LIBRARY_IMPL(lltm, NestedTensorCUDA, m) {
-  refuse_others(m);
 }
 
 } // namespace lltm

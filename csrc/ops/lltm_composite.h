@@ -52,18 +52,4 @@ auto composite_kernel(const Arguments& arguments) -> decltype(op(arguments)) {
   return composite_forward(arguments);
 }
 
-// The operators that have no formulas. On a device without kernels autograd
-// differentiates the formulas of forward, and does not call these.
-template <auto op, typename Arguments = ArgumentsOf<op>>
-auto refuse_without_kernel(const Arguments& arguments)
-    -> decltype(op(arguments)) {
-  check_arguments(arguments);
-  TORCH_CHECK(
-      false,
-      expected(
-          arguments.kOperator,
-          "a device with kernels of its own",
-          arguments.input.device()));
-}
-
 } // namespace lltm

@@ -5,7 +5,7 @@
 // The cell over whole sequences, as C++ functions. As those of lltm.h, each
 // call goes through the dispatcher.
 //
-// fields() has the shapes. batch_sizes are those of a PackedSequence, one for
+// list() has the shapes. batch_sizes are those of a PackedSequence, one for
 // each step and never increasing; input is packed with them, and padded
 // without. Output, cells and gates have a row for each row of input. h_n and
 // c_n are the state after the last step that runs of each sequence.
@@ -13,6 +13,12 @@
 // reverse runs from the last step to the first. Where resets are true, the step
 // begins with zeros instead of the state before it, which may be the first.
 namespace lltm {
+
+// The shape of input, or of what has a row for each row of it.
+inline Shape shape_of_rows(const OptionalTensor& batch_sizes, Dim last) {
+  return batch_sizes ? Shape{Dim::kRows, last}
+                     : Shape{Dim::kTime, Dim::kBatch, last};
+}
 
 struct SequenceForwardArguments {
   static constexpr auto kOperator = "lltm::sequence_forward";
@@ -26,26 +32,20 @@ struct SequenceForwardArguments {
   bool reverse = false;
   OptionalTensor resets{};
 
-  auto fields() const {
-    return std::make_tuple(
-        Field{"input", input, rows_of(*this, Dim::kInputFeatures)},
-        Field{"weights", weights, kShapeOfWeights},
-        Field{"bias", bias, kShapeOfBias},
-        Field{"h0", h0, kShapeOfState},
-        Field{"c0", c0, kShapeOfState},
-        Field{"batch_sizes", batch_sizes, {Dim::kTime}, at::kLong, Place::kCPU},
-        Field{"reverse", reverse},
-        Field{"resets", resets, rows_of(*this, Dim::kNone), at::kBool});
+  Shape rows(Dim last) const {
+    return shape_of_rows(batch_sizes, last);
   }
 
-  auto shapes_of_results() const {
-    const auto states = rows_of(*this, Dim::kStateSize);
-    return std::array{
-        states,
-        states,
-        kShapeOfState,
-        kShapeOfState,
-        rows_of(*this, Dim::kGates)};
+  auto list() const {
+    return std::make_tuple(
+        Argument{"input", input, rows(Dim::kInputFeatures)},
+        Argument{"weights", weights, kShapeOfWeights},
+        Argument{"bias", bias, kShapeOfBias},
+        Argument{"h0", h0, kShapeOfState},
+        Argument{"c0", c0, kShapeOfState},
+        Argument{"batch_sizes", batch_sizes, {Dim::kTime}, at::kLong, true},
+        Argument{"reverse", reverse},
+        Argument{"resets", resets, rows(Dim::kNone), at::kBool});
   }
 };
 
@@ -68,26 +68,26 @@ struct SequenceBackwardArguments {
   OptionalTensor resets{};
   OutputMask output_mask = kAllWanted;
 
-  auto fields() const {
-    return std::make_tuple(
-        Field{"grad_output", grad_output, rows_of(*this, Dim::kStateSize)},
-        Field{"grad_cells", grad_cells, rows_of(*this, Dim::kStateSize)},
-        Field{"grad_h_n", grad_h_n, kShapeOfState},
-        Field{"grad_c_n", grad_c_n, kShapeOfState},
-        Field{"output", output, rows_of(*this, Dim::kStateSize)},
-        Field{"cells", cells, rows_of(*this, Dim::kStateSize)},
-        Field{"gates", gates, rows_of(*this, Dim::kGates)},
-        Field{"input", input, rows_of(*this, Dim::kInputFeatures)},
-        Field{"weights", weights, kShapeOfWeights},
-        Field{"h0", h0, kShapeOfState},
-        Field{"batch_sizes", batch_sizes, {Dim::kTime}, at::kLong, Place::kCPU},
-        Field{"reverse", reverse},
-        Field{"resets", resets, rows_of(*this, Dim::kNone), at::kBool},
-        Field{"output_mask", output_mask});
+  Shape rows(Dim last) const {
+    return shape_of_rows(batch_sizes, last);
   }
 
-  auto shapes_of_results() const {
-    return shapes_of_gradients(*this);
+  auto list() const {
+    return std::make_tuple(
+        Argument{"grad_output", grad_output, rows(Dim::kStateSize)},
+        Argument{"grad_cells", grad_cells, rows(Dim::kStateSize)},
+        Argument{"grad_h_n", grad_h_n, kShapeOfState},
+        Argument{"grad_c_n", grad_c_n, kShapeOfState},
+        Argument{"output", output, rows(Dim::kStateSize)},
+        Argument{"cells", cells, rows(Dim::kStateSize)},
+        Argument{"gates", gates, rows(Dim::kGates)},
+        Argument{"input", input, rows(Dim::kInputFeatures)},
+        Argument{"weights", weights, kShapeOfWeights},
+        Argument{"h0", h0, kShapeOfState},
+        Argument{"batch_sizes", batch_sizes, {Dim::kTime}, at::kLong, true},
+        Argument{"reverse", reverse},
+        Argument{"resets", resets, rows(Dim::kNone), at::kBool},
+        Argument{"output_mask", output_mask});
   }
 };
 
@@ -95,34 +95,6 @@ using SequenceForwardResult =
     std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 using SequenceForwardWithGatesResult =
     std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
-
-// These do what their namesakes in lltm.h do. An undefined gradient is missing.
-inline std::vector<at::Tensor> results_for_backward(
-    const SequenceForwardWithGatesResult& results) {
-  return {std::get<0>(results), std::get<1>(results), std::get<4>(results)};
-}
-
-inline SequenceBackwardArguments backward_arguments(
-    const SequenceForwardArguments& forward,
-    const std::vector<at::Tensor>& results,
-    const std::vector<at::Tensor>& gradients,
-    const OutputMask& output_mask) {
-  return {
-      .grad_output = if_defined(gradients[0]),
-      .grad_cells = if_defined(gradients[1]),
-      .grad_h_n = if_defined(gradients[2]),
-      .grad_c_n = if_defined(gradients[3]),
-      .output = results[0],
-      .cells = results[1],
-      .gates = results[2],
-      .input = forward.input,
-      .weights = forward.weights,
-      .h0 = forward.h0,
-      .batch_sizes = forward.batch_sizes,
-      .reverse = forward.reverse,
-      .resets = forward.resets,
-      .output_mask = output_mask};
-}
 
 // A step of the cell as a sequence.
 inline SequenceBackwardArguments as_sequence(const BackwardArguments& a) {
@@ -140,25 +112,26 @@ inline SequenceBackwardArguments as_sequence(const BackwardArguments& a) {
       .output_mask = a.output_mask};
 }
 
-// The struct of a step: these tensors, in the order of its members, and the
-// numbers that it shares with its sequence.
-template <typename Step, typename Sequence, typename... Tensors>
-Step step_arguments(const Sequence& /*sequence*/, const Tensors&... tensors) {
-  return {tensors...};
-}
-
 // Returns (output, cells, h_n, c_n): h and the cell state of all steps, then
 // those after the last.
-SequenceForwardResult sequence_forward(
-    const SequenceForwardArguments& arguments);
+inline SequenceForwardResult sequence_forward(
+    const SequenceForwardArguments& arguments) {
+  return call<sequence_forward>("lltm::sequence_forward", arguments);
+}
 
 // Internal, called by autograd: sequence_forward, and the activated gates of
 // all steps.
-SequenceForwardWithGatesResult _sequence_forward_with_gates(
-    const SequenceForwardArguments& arguments);
+inline SequenceForwardWithGatesResult _sequence_forward_with_gates(
+    const SequenceForwardArguments& arguments) {
+  return call<_sequence_forward_with_gates>(
+      "lltm::_sequence_forward_with_gates", arguments);
+}
 
 // Returns the gradients of input, weights, bias, h0 and c0; where output_mask
 // is false an undefined tensor stands.
-BackwardResult sequence_backward(const SequenceBackwardArguments& arguments);
+inline BackwardResult sequence_backward(
+    const SequenceBackwardArguments& arguments) {
+  return call<sequence_backward>("lltm::sequence_backward", arguments);
+}
 
 } // namespace lltm

@@ -61,15 +61,6 @@ at::Tensor with_kept(const at::Tensor& rows, const at::Tensor& before) {
                    : at::cat({rows, before.narrow(0, rows.size(0), rest)}, 0);
 }
 
-void refuse_others(torch::Library& m) {
-  m.impl(
-      "_sequence_forward_with_gates",
-      as_kernel<refuse_without_kernel<_sequence_forward_with_gates>>());
-  m.impl(
-      "sequence_backward",
-      as_kernel<refuse_without_kernel<sequence_backward>>());
-}
-
 } // namespace
 
 SequenceForwardResult composite_forward(const SequenceForwardArguments& a) {
@@ -96,13 +87,11 @@ SequenceForwardResult composite_forward(const SequenceForwardArguments& a) {
   auto cell = to_opmath(a.c0);
   for (size_t i = 0; i < steps.size(); ++i) {
     const auto [new_h, new_cell] = composite_step(
-        step_arguments<ForwardArguments>(
-            a,
-            inputs[i],
-            weights,
-            bias,
-            begun(h, steps[i], resets),
-            begun(cell, steps[i], resets)));
+        {.input = inputs[i],
+         .weights = weights,
+         .bias = bias,
+         .old_h = begun(h, steps[i], resets),
+         .old_cell = begun(cell, steps[i], resets)});
     h = with_kept(new_h, h);
     cell = with_kept(new_cell, cell);
     outputs.push_back(new_h);
@@ -117,16 +106,6 @@ SequenceForwardResult composite_forward(const SequenceForwardArguments& a) {
 
 TORCH_LIBRARY_IMPL(lltm, CompositeExplicitAutograd, m) {
   m.impl("sequence_forward", as_kernel<composite_kernel<sequence_forward>>());
-  refuse_others(m);
-}
-
-// The checks refuse nested tensors.
-TORCH_LIBRARY_IMPL(lltm, NestedTensorCPU, m) {
-  refuse_others(m);
-}
-
-TORCH_LIBRARY_IMPL(lltm, NestedTensorCUDA, m) {
-  refuse_others(m);
 }
 
 } // namespace lltm

@@ -12,13 +12,44 @@ namespace lltm {
 
 namespace {
 
+// The gates come last, so results may be without them.
+std::array<Shape, 3> shapes_of_results(const ForwardArguments& a) {
+  return {kShapeOfState, kShapeOfState, a.rows(Dim::kGates)};
+}
+
+std::array<Shape, 5> shapes_of_results(const SequenceForwardArguments& a) {
+  const auto states = a.rows(Dim::kStateSize);
+  return {states, states, kShapeOfState, kShapeOfState, a.rows(Dim::kGates)};
+}
+
+// The gradients that output_mask asks for.
+template <typename Arguments>
+std::array<Shape, 5> shapes_of_results(const Arguments& a) {
+  return {
+      a.rows(Dim::kInputFeatures),
+      kShapeOfWeights,
+      kShapeOfBias,
+      kShapeOfState,
+      kShapeOfState};
+}
+
 template <auto op, typename Arguments = ArgumentsOf<op>>
 auto meta_kernel(const Arguments& a) -> decltype(op(a)) {
   const auto sizes = check_arguments(a);
+  const auto shapes = shapes_of_results(a);
   decltype(op(a)) results;
-  for_each_result(a, results, [&](at::Tensor& result, const Shape& shape) {
-    result = a.input.new_empty_symint(sizes.of(shape));
-  });
+  size_t i = 0;
+  const auto make = [&](at::Tensor& result) {
+    bool wanted = true;
+    if constexpr (requires { a.output_mask; }) {
+      wanted = a.output_mask[i];
+    }
+    if (wanted) {
+      result = a.input.new_empty_symint(sizes.of(shapes[i]));
+    }
+    ++i;
+  };
+  std::apply([&](auto&... each) { (make(each), ...); }, results);
   return results;
 }
 

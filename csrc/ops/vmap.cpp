@@ -10,36 +10,44 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <vector>
 
 // The vmap kernels fold a mapped dimension of input and state into the batch,
-// as more rows. Tensors without a batch, such as weights, cannot take it: if
-// one of them is mapped, the composite formulas run, and become batched GEMMs.
+// as more rows. The composite formulas would take longer: on Zen 5 with one
+// thread, 8 calls of 1x32x128 1.4 times (16 steps: 4.1), 32 calls of
+// 16x256x512 2.3 times (2.4). They run where a tensor without a batch is
+// mapped, such as weights, and become batched GEMMs.
 namespace lltm {
 
 namespace {
+
+// -1 if none is, as in weights and in packed sequences.
+int64_t batch_dim(const Shape& shape) {
+  const auto* const found = std::find(shape.begin(), shape.end(), Dim::kBatch);
+  return found == shape.end() ? -1 : found - shape.begin();
+}
 
 // Folds what the innermost level of vmap maps into the batch, and results back.
 class MappedBatch {
  public:
   template <typename Arguments>
-  explicit MappedBatch(const Arguments& arguments) {
-    for_each_tensor(arguments, [&](const Field<at::Tensor>& field) {
+  explicit MappedBatch(const Arguments& a) {
+    const auto dim = batch_dim(a.rows(Dim::kInputFeatures));
+    can_fold_ = dim >= 0; // packed sequences cannot
+    for_each_tensor(a, [&](const Argument<at::Tensor>& argument) {
       if (const auto* mapped =
-              at::functorch::maybeGetBatchedImpl(field.value)) {
+              at::functorch::maybeGetBatchedImpl(argument.value)) {
         level_ = std::max(level_, mapped->level());
       }
     });
-    const bool all_fold = !any_tensor(arguments, [&](const auto& field) {
-      const auto* mapped = mapped_here(field.value);
-      if (mapped != nullptr) {
+    for_each_tensor(a, [&](const Argument<at::Tensor>& argument) {
+      if (const auto* mapped = mapped_here(argument.value)) {
         mapped_ = mapped->value().sym_size(mapped->bdim());
+        can_fold_ = can_fold_ && batch_dim(argument.shape) >= 0;
       }
-      return mapped != nullptr && batch_dim(field.shape) < 0;
     });
-    const auto dim = batch_dim(rows_of(arguments, Dim::kInputFeatures));
-    can_fold_ = level_ > 0 && all_fold && dim >= 0; // packed sequences cannot
     if (can_fold_) {
-      batch_ = arguments.input.sym_size(dim);
+      batch_ = a.input.sym_size(dim);
     }
   }
 
@@ -47,24 +55,25 @@ class MappedBatch {
     return can_fold_;
   }
 
-  at::Tensor fold(const Field<at::Tensor>& field) const {
-    const auto dim = batch_dim(field.shape);
+  at::Tensor fold(const Argument<at::Tensor>& argument) const {
+    const auto dim = batch_dim(argument.shape);
     if (dim < 0) {
-      return field.value;
+      return argument.value;
     }
-    if (const auto* mapped = mapped_here(field.value)) {
+    if (const auto* mapped = mapped_here(argument.value)) {
       return mapped->value().movedim(mapped->bdim(), dim).flatten(dim, dim + 1);
     }
-    auto sizes = field.value.sym_sizes().vec();
-    sizes.insert(sizes.begin() + dim, mapped_);
-    return field.value.unsqueeze(dim).expand_symint(sizes).flatten(
+    std::vector<c10::SymInt> sizes(argument.value.dim() + 1, -1);
+    sizes[dim] = mapped_;
+    return argument.value.unsqueeze(dim).expand_symint(sizes).flatten(
         dim, dim + 1);
   }
 
-  at::Tensor unfold(const at::Tensor& result, const Shape& shape) const {
-    const auto dim = batch_dim(shape);
-    const auto unfolded = result.unflatten_symint(dim, {mapped_, batch_});
-    return at::functorch::makeBatched(unfolded, dim, level_);
+  // The last but one dimension of each result is the batch.
+  at::Tensor unfold(const at::Tensor& result) const {
+    const auto dim = result.dim() - 2;
+    return at::functorch::makeBatched(
+        result.unflatten_symint(dim, {mapped_, batch_}), dim, level_);
   }
 
  private:
@@ -77,7 +86,7 @@ class MappedBatch {
   int64_t level_ = 0;
   c10::SymInt mapped_;
   c10::SymInt batch_;
-  bool can_fold_ = false;
+  bool can_fold_;
 };
 
 template <auto op, typename Arguments = ArgumentsOf<op>>
@@ -85,16 +94,16 @@ auto vmap_kernel(const Arguments& arguments) -> decltype(op(arguments)) {
   check_arguments(arguments);
   const MappedBatch batch(arguments);
   if (!batch.can_fold()) {
-    return composite_kernel<op>(arguments);
+    return composite_forward(arguments);
   }
   const c10::impl::ExcludeDispatchKeyGuard below_vmap(
       c10::DispatchKey::FuncTorchBatched);
   auto results = call_with_mapped_tensors(
-      arguments, [&](const auto& field) { return batch.fold(field); }, op);
-  for_each_result(
-      arguments, results, [&](at::Tensor& result, const Shape& shape) {
-        result = batch.unfold(result, shape);
-      });
+      arguments,
+      [&](const auto& argument) { return batch.fold(argument); },
+      op);
+  std::apply(
+      [&](auto&... each) { ((each = batch.unfold(each)), ...); }, results);
   return results;
 }
 

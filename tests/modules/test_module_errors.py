@@ -77,7 +77,7 @@ input of rank 0: lltm_ops.LLTMCell: expected input to have 1 dimension [input_si
 h without a batch: lltm_ops.LLTMCell: expected h and c to have 2 dimensions for this input, but got 1 and 2
 h with a batch that input lacks: lltm_ops.LLTMCell: expected h and c to have 1 dimensions for this input, but got 2 and 2
 input of rank 4: lltm_ops.LLTM: expected input to have 2 dimensions [time, input_size] or 3 with a batch, but got 4
-input of the layer too wide: lltm::sequence_forward: expected weights to have shape [3 * state_size, state_size + input_features] = [12, 14] for input of shape [5, 3, 10], but got [12, 9]
+input of the layer too wide: lltm::sequence_forward: expected weights to have shape [3 * state_size, state_size + input_features] = [12, 14], but got [12, 9]
 hx of other layers: lltm_ops.LLTM: expected h_0 and c_0 to begin with a dimension of num_layers * directions = 1, but got 2 and 1
 c_0 of another batch: lltm::sequence_forward: expected c0 to have shape [batch, state_size] = [3, 4], but got [2, 4]
 c_0 too narrow: lltm::sequence_forward: expected c0 to have shape [batch, state_size] = [3, 4], but got [3, 3]

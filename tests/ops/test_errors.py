@@ -154,9 +154,9 @@ def test_messages_of_forward():
         catalogue("forward"),
         """\
 input of rank 1: lltm::forward: expected input to have 2 dimensions [batch, input_features], but got 1
-input too wide: lltm::forward: expected weights to have shape [3 * state_size, state_size + input_features] = [12, 10] for input of shape [3, 6], but got [12, 9]
-weights with rows not in three: lltm::forward: expected weights to have shape [3 * state_size, state_size + input_features] with a number of rows divisible by 3, but got [11, 9]
-weights transposed: lltm::forward: expected weights to have shape [3 * state_size, state_size + input_features] = [9, 8] for input of shape [3, 5], but got [9, 12]
+input too wide: lltm::forward: expected weights to have shape [3 * state_size, state_size + input_features] = [12, 10], but got [12, 9]
+weights with rows not in three: lltm::forward: expected weights to have shape [3 * state_size, state_size + input_features] = [9, 8], but got [11, 9]
+weights transposed: lltm::forward: expected weights to have shape [3 * state_size, state_size + input_features] = [9, 8], but got [9, 12]
 bias of one: lltm::forward: expected bias to have shape [3 * state_size] = [12], but got [1]
 old_h of batch one: lltm::forward: expected old_h to have shape [batch, state_size] = [3, 4], but got [1, 4]
 all of integers: lltm::forward: expected input to have dtype Double, Float, BFloat16 or Half, but got Long
@@ -177,10 +177,10 @@ input of rank 2: lltm::sequence_forward: expected input to have 3 dimensions [ti
 packed input of rank 3: lltm::sequence_forward: expected input to have 2 dimensions [sum(batch_sizes), input_features], but got 3
 h0 of another batch: lltm::sequence_forward: expected h0 to have shape [batch, state_size] = [3, 4], but got [2, 4]
 batch_sizes of rank 2: lltm::sequence_forward: expected batch_sizes to have 1 dimension [time], but got 2
-batch_sizes of int32: lltm::sequence_forward: expected batch_sizes to be dense with dtype Long, but got layout Strided with dtype Int
+batch_sizes of int32: lltm::sequence_forward: expected batch_sizes to have dtype Long, but got Int
 resets of one step: lltm::sequence_forward: expected resets to have 2 dimensions [time, batch], but got 1
 resets of another batch: lltm::sequence_forward: expected resets to have shape [time, batch] = [5, 3], but got [5, 2]
-resets of integers: lltm::sequence_forward: expected resets to be dense with dtype Bool, but got layout Strided with dtype Long
+resets of integers: lltm::sequence_forward: expected resets to have dtype Bool, but got Long
 batch_sizes that begin with another batch: lltm::sequence_forward: expected an initial state for each of the 4 packed sequences, but got 3
 batch_sizes that increase: lltm::sequence_forward: expected batch_sizes never to be negative, and never to increase, but got 3 at step 2
 negative batch_sizes: lltm::sequence_forward: expected batch_sizes never to be negative, and never to increase, but got -1 at step 4
@@ -248,7 +248,7 @@ EVERY = [with_gates, with_grad, on_meta, composite_formulas, compiled, mapped]
 # The paths of each operator that can express the cases.
 PATHS = [
     ("forward", FORWARD_CASES, [*EVERY, scripted, dual]),
-    ("forward", SPECIAL_CASES, [with_gates, scripted, compiled]),
+    ("forward", SPECIAL_CASES, [scripted, compiled]),
     ("sequence_forward", SEQUENCE_CASES, EVERY),
     # They have no values on meta, nor in a graph.
     ("sequence_forward", SEQUENCE_VALUE_CASES, [with_grad, composite_formulas, mapped]),
@@ -311,10 +311,13 @@ def sample_of(name):
 def test_every_argument_is_checked_in_every_way(name, argument):
     arguments = sample_of(name)
     for wrong, plain in wrongly(arguments[argument]):
-        if wrong is None and name == "sequence_backward" and argument.startswith("grad_"):
+        if wrong is None and argument.startswith("grad_"):
             continue  # which is right
         arguments[argument] = wrong
         words = message(getattr(torch.ops.lltm, name), arguments.values())
+        if "backward" in name and wrong is not None and (wrong.is_sparse or wrong.is_nested):
+            assert f"Could not run 'lltm::{name}' with arguments from the '" in words  # PyTorch's
+            continue
         (blamed,) = re.findall(rf"^lltm::{name}: expected (\w+) to .*, but got .*$", words)
         assert argument in (blamed, "input")  # which the others have to fit
         paths = [on_meta, *[composite_formulas] * name.endswith("forward")]

@@ -12,11 +12,11 @@ PAIRS = "cpu/primitives/product_bfloat16.cpp"
 # The most files and lines of each part. A change that needs more raises them, and says why in its
 # message.
 MOST = {
-    "ops": (19, 2390),
+    "ops": (19, 2200),
     "cpu": (19, 3560),
-    "cuda": (17, 2400),
-    "a step forward": (20, 2940),
-    "a sequence forward": (25, 3620),
+    "cuda": (17, 2390),
+    "a step forward": (19, 2630),
+    "a sequence forward": (25, 3450),
 }
 # A reader begins with the file of the CPU's kernel and the file of the schemas. product.h has two
 # sources.

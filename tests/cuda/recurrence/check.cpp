@@ -89,6 +89,7 @@ struct Case {
   bool with_grad_cells;
   bool with_grad_last; // of the last state
 
+  // The rest follows from the seed.
   std::string describe() const {
     std::string text = half ? "float16" : "bfloat16";
     const auto add = [&](const char* name, int64_t value) {
@@ -99,20 +100,6 @@ struct Case {
     add("batch", batch);
     add("state_size", state_size);
     add("tiles", tiles);
-    add("reverse", reverse);
-    add("resets", with_resets);
-    add("write_gates", write_gates);
-    add("transposed_weights", transposed_weights);
-    add("odd_h0", odd_h0);
-    add("odd_weights", odd_weights);
-    add("steps of a launch", steps_of_launch);
-    add("first_row", first_row);
-    add("grad_cells", with_grad_cells);
-    add("grad_h_n and grad_c_n", with_grad_last);
-    text += ", lengths";
-    for (const auto length : lengths) {
-      text += " " + std::to_string(length);
-    }
     return text;
   }
 };

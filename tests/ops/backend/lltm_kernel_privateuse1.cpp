@@ -44,6 +44,11 @@ void forward_units(
 }
 
 template <typename scalar_t>
+scalar_t grad_or_zero(const OptionalTensor& grad, int64_t row, int64_t unit) {
+  return grad ? grad->accessor<scalar_t, 2>()[row][unit] : scalar_t(0);
+}
+
+template <typename scalar_t>
 void backward_units(
     const BackwardArguments& a,
     const at::Tensor& d_gates,
@@ -55,8 +60,8 @@ void backward_units(
   for (int64_t row = 0; row < d_old_cell.size(0); ++row) {
     for (int64_t unit = 0; unit < state_size; ++unit) {
       const auto out = math.backward(
-          a.grad_h.accessor<scalar_t, 2>()[row][unit],
-          a.grad_cell.accessor<scalar_t, 2>()[row][unit],
+          grad_or_zero<scalar_t>(a.grad_h, row, unit),
+          grad_or_zero<scalar_t>(a.grad_cell, row, unit),
           lltm::tanh(a.new_cell.accessor<scalar_t, 2>()[row][unit]),
           g[row][unit],
           g[row][state_size + unit],
@@ -81,10 +86,6 @@ ForwardWithGatesResult forward_with_gates_kernel(const ForwardArguments& a) {
   return {std::move(new_h), std::move(new_cell), std::move(gates)};
 }
 
-ForwardResult forward_kernel(const ForwardArguments& arguments) {
-  return without_gates(forward_with_gates_kernel(arguments));
-}
-
 BackwardResult backward_kernel(const BackwardArguments& a) {
   check_arguments(a);
   const auto d_gates = at::empty(a.gates.sizes(), a.input.options());
@@ -100,7 +101,7 @@ BackwardResult backward_kernel(const BackwardArguments& a) {
 } // namespace
 
 TORCH_LIBRARY_IMPL(lltm, PrivateUse1, m) {
-  m.impl("forward", as_kernel<forward_kernel>());
+  m.impl("forward", as_kernel<without_gates<forward_with_gates_kernel>>());
   m.impl("_forward_with_gates", as_kernel<forward_with_gates_kernel>());
   m.impl("backward", as_kernel<backward_kernel>());
 }

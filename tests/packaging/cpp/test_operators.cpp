@@ -50,18 +50,18 @@ void check_names_and_defaults(const Arguments& arguments) {
                           .findSchemaOrThrow(arguments.kOperator, "")
                           .schema();
   auto argument = schema.arguments().begin();
-  const auto check = [&](const auto& field) {
-    TORCH_CHECK(argument->name() == field.name, *argument, " is ", field.name);
+  const auto check = [&](const auto& ours) {
+    TORCH_CHECK(argument->name() == ours.name, *argument, " is ", ours.name);
     const auto& expected = argument->default_value();
     TORCH_CHECK(
-        !expected || *expected == c10::IValue(field.value),
+        !expected || *expected == c10::IValue(ours.value),
         *argument,
         " has another default in ",
         arguments.kOperator);
     ++argument;
   };
   std::apply(
-      [&](const auto&... fields) { (check(fields), ...); }, arguments.fields());
+      [&](const auto&... each) { (check(each), ...); }, arguments.list());
 }
 
 void test_structs_have_the_names_and_defaults_of_the_schemas() {
