@@ -50,18 +50,16 @@ struct SequenceForwardPointers {
   scalar_t* cells;
   scalar_t* gates; // null: not wanted
 
-  // What the gates of a step's rows need, from a row on.
-  CellPointers<scalar_t>
-  cell_of_step(int64_t i, int64_t first_row, const opmath_t* bias) const {
+  // What the gates of a step need.
+  CellPointers<scalar_t> cell_of_step(int64_t i, const opmath_t* bias) const {
     const auto size = sizes.state_size;
-    auto* const cell = cell_states + first_row * size;
-    const auto at = (steps[i].first_row + first_row) * size;
+    const auto at = steps[i].first_row * size;
     return {
         .state_size = size,
         .math = math,
         .bias = bias,
-        .old_cell = cell,
-        .next_cell = cell,
+        .old_cell = cell_states,
+        .next_cell = cell_states,
         .new_h = output + at,
         .new_cell = cells + at,
         .gates = gates == nullptr ? nullptr : gates + kGates * at};
@@ -194,7 +192,7 @@ void loop_over_the_cell(const SequenceForwardPointers<scalar_t>& p) {
          .input = p.input + first_row * p.sizes.input_features,
          .weights = p.weights,
          .old_h = old_h_of_step<scalar_t>(p, i, rows, scratch.data()),
-         .cell = p.cell_of_step(i, 0, bias.data())});
+         .cell = p.cell_of_step(i, bias.data())});
   }
 }
 
@@ -206,13 +204,9 @@ constexpr int64_t kBytesBeyondL2 = 3 << 20;
 // steps at once, so each step reads only the weights for h.
 constexpr int64_t kRowsWorthInputInSteps = 32;
 constexpr int64_t kBytesOfAChunk = 512 << 10; // they stay in L2
-// Rows of a step that a panel is multiplied with at a time. Their operands and
-// products fit in the caches, in which pairs take half the room.
-template <typename gemm_t>
-constexpr int64_t kRowsAtOnce = 64 * kPair<gemm_t>;
 
-// The plan of a sequence; and what is multiplied at once. A panel has the
-// weights of some hidden units, [features, kGates, units_per_panel].
+// A panel has the weights of some hidden units: [features, kGates,
+// units_per_panel].
 struct SequenceForwardPlan : SequencePlan {
   explicit SequenceForwardPlan(const SequencePlan& plan) : SequencePlan(plan) {}
 
@@ -222,9 +216,8 @@ struct SequenceForwardPlan : SequencePlan {
   // the first of them runs. Else each step does it, and all are one chunk.
   bool multiplies_input_first;
   std::vector<SequenceChunk> chunks;
-  int64_t rows_per_slot;       // of a step
-  int64_t input_rows_per_slot; // of a chunk or a step
-  // Products are kept for so many panels or else slots, of so many rows each.
+  int64_t rows_per_slot; // of a step
+  // Products are kept of so many rows for each panel, or else for each slot.
   int64_t products;
   int64_t rows_per_product;
 };
@@ -267,15 +260,9 @@ SequenceForwardPlan plan_of(const SequenceForwardPointers<scalar_t>& p) {
       plan.multiplies_input_first ? kBytesOfAChunk / bytes_of_a_row
                                   : std::numeric_limits<int64_t>::max());
   plan.rows_per_slot = at::divup(sizes.batch, plan.row_groups);
-  if (plan.multiplies_input_first) {
-    plan.input_rows_per_slot = most_rows(plan.chunks);
-    plan.products = plan.panels;
-    plan.rows_per_product = most_rows(plan.chunks);
-  } else {
-    plan.input_rows_per_slot = plan.rows_per_slot;
-    plan.products = plan.slots();
-    plan.rows_per_product = kRowsAtOnce<gemm_t>;
-  }
+  plan.products = plan.multiplies_input_first ? plan.panels : plan.slots();
+  plan.rows_per_product =
+      plan.multiplies_input_first ? most_rows(plan.chunks) : plan.rows_per_slot;
   return plan;
 }
 
@@ -306,7 +293,7 @@ class SequenceForward {
         products_(plan_.products * plan_.rows_per_product * plan_.panel_width),
         old_h_(plan_.slots() * plan_.rows_per_slot * p_.sizes.state_size),
         input_(
-            kConverts ? plan_.slots() * plan_.input_rows_per_slot *
+            kConverts ? plan_.slots() * plan_.rows_per_product *
                     p_.sizes.input_features
                       : 0) {}
 
@@ -388,8 +375,7 @@ class SequenceForward {
         p_.input + first_row * features, features};
     if constexpr (kConverts) {
       const Matrix<gemm_t> to{
-          input_.data() + slot * plan_.input_rows_per_slot * features,
-          features};
+          input_.data() + slot * plan_.rows_per_product * features, features};
       run_with_best_isa(
           ConvertRows<scalar_t, gemm_t>{from, features, to}, 0, rows);
       return to;
@@ -410,7 +396,6 @@ class SequenceForward {
     const auto rows = plan_.rows_of_slot(slot, p_.steps[i].rows);
     const auto first_row = p_.steps[i].first_row + rows.begin;
     p_.reset(i, rows, plan_.units_of_slot(slot));
-    const auto cell = p_.cell_of_step(i, rows.begin, bias_.data());
     const Matrix<const gemm_t> old_h{
         old_h_of_step<gemm_t>(
             p_, i, rows, old_h_.data() + slot * plan_.rows_per_slot * size),
@@ -419,36 +404,21 @@ class SequenceForward {
     if (!plan_.multiplies_input_first) {
       input = input_rows(slot, first_row, rows.size());
     }
-    const auto blocks = at::divup(rows.size(), kRowsAtOnce<gemm_t>);
-    for (int64_t block = 0; block < blocks; ++block) {
-      const Share share(rows.size(), block, blocks);
-      plan_.for_each_panel(slot, i * blocks + block, [&](int64_t panel) {
-        const auto products = plan_.multiplies_input_first
-            ? products_of(panel, first_row - chunk.first_row + share.begin)
-            : products_of(slot, 0);
-        if (!plan_.multiplies_input_first && has_input) {
-          multiply_panel(
-              panel,
-              share.size(),
-              input.part(share.begin, 0),
-              size,
-              products,
-              /*accumulate=*/false);
-        }
-        multiply_panel(
-            panel,
-            share.size(),
-            old_h.part(share.begin, 0),
-            0,
-            products,
-            /*accumulate=*/has_input);
-        write_states(cell, panel, share, products);
-      });
-    }
+    plan_.for_each_panel(slot, i, [&](int64_t panel) {
+      const auto products = plan_.multiplies_input_first
+          ? products_of(panel, first_row - chunk.first_row)
+          : products_of(slot, 0);
+      if (!plan_.multiplies_input_first && has_input) {
+        multiply_panel(panel, rows.size(), input, size, products, false);
+      }
+      multiply_panel(panel, rows.size(), old_h, 0, products, has_input);
+      write_states(i, panel, rows, products);
+    });
   }
 
-  // products [rows, kGates, units] = or += A @ the weights of a panel. A has a
-  // column, and rows of ld, for each feature from first_feature on.
+  // products [rows, kGates, units_per_panel] = or += A @ weights of a panel. A,
+  // [rows, ld], is old_h or the input; its columns are features of the weights
+  // from first_feature on.
   void multiply_panel(
       int64_t panel,
       int64_t rows,
@@ -493,14 +463,14 @@ class SequenceForward {
   }
 
   void write_states(
-      const CellPointers<scalar_t>& cell,
+      int64_t i,
       int64_t panel,
       const Share& rows,
       Matrix<opmath_t> products) const {
     const auto unit = panel * plan_.units_per_panel;
     run_with_best_isa(
         Gates<scalar_t>{
-            .pointers = cell,
+            .pointers = p_.cell_of_step(i, bias_.data()),
             .products = products.data,
             .ld = plan_.units_per_panel,
             .first_row = rows.begin,
