@@ -36,13 +36,13 @@ def recurrence(on: bool) -> contextlib.AbstractContextManager[Any]:
     return mock.patch.dict(os.environ, LLTM_CUDA_RECURRENCE=str(int(on)))
 
 
-def outcomes_of(function: Callable[[], Any]) -> dict[str, int]:
-    """How many launches of the recurrence had which outcome. It takes half types of some sizes."""
-    before = torch.ops.lltm._recurrence_outcomes()
+def launches_of(function: Callable[[], Any]) -> dict[str, int]:
+    """How many launches of the recurrence did not run, and did: it takes some half types."""
+    before = torch.ops.lltm._recurrence_launches()
     with recurrence(True):
         function()
-    after = torch.ops.lltm._recurrence_outcomes()
-    names = ("ran", "did not fit", "not answered", "refused")
+    after = torch.ops.lltm._recurrence_launches()
+    names = ("did not run", "ran")
     return {name: now - then for name, then, now in zip(names, before, after, strict=True)}
 
 
@@ -103,15 +103,15 @@ def contenders(
 def measure(case: dict[str, Any], rounds: int) -> dict[str, Any]:
     with torch.set_grad_enabled(case["what"] == "training"):
         ours, lstm = contenders(**case)
-        outcomes = outcomes_of(ours)
+        launches = launches_of(ours)
         calls = {"nn.LSTM": timing.captured(lstm)}
         for name, on in (("recurrence", True), ("a kernel a step", False)):
-            if outcomes["ran"] or not on:
+            if launches["ran"] or not on:
                 with recurrence(on):
                     calls[name] = timing.captured(ours)
         times = timing.medians(calls, rounds)
         per_step = {name: time / case["time"] for name, time in times.items()}
-        return per_step | outcomes | {"kernels of nn.LSTM": kernels_of(lstm)}
+        return per_step | launches | {"kernels of nn.LSTM": kernels_of(lstm)}
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ namespace lltm {
 // Four blocks to an SM leave each thread 64 registers. Without a number ptxas
 // takes fewer, and spills.
 template <typename Body>
-C10_LAUNCH_BOUNDS_2(kThreads, 4)
+C10_LAUNCH_BOUNDS_2(kPointwiseThreads, 4)
 __global__
     void pointwise_kernel_device(int64_t rows, int64_t columns, Body body) {
   for_each_of_thread(
@@ -42,7 +42,7 @@ struct CudaDevice {
       const Body& body) {
     pointwise_kernel_device<<<
         dim3(grid.columns, grid.rows),
-        kThreads,
+        kPointwiseThreads,
         /*shared_bytes=*/0,
         stream>>>(rows, columns, body);
     C10_CUDA_KERNEL_LAUNCH_CHECK();

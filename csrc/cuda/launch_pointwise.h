@@ -9,7 +9,7 @@
 // grid. Compiles for the host too, where tests run it.
 namespace lltm {
 
-constexpr int kThreads = 256;
+constexpr int kPointwiseThreads = 256;
 
 struct Grid {
   unsigned columns;
@@ -20,7 +20,7 @@ struct Grid {
 // division. Neither side is larger than 65535, the limit of gridDim.y.
 inline Grid grid_for(int64_t rows, int64_t columns) {
   constexpr int64_t kMost = 65535;
-  const auto blocks = (columns + kThreads - 1) / kThreads;
+  const auto blocks = (columns + kPointwiseThreads - 1) / kPointwiseThreads;
   return {
       static_cast<unsigned>(std::min(blocks, kMost)),
       static_cast<unsigned>(std::min(rows, kMost))};
@@ -35,8 +35,8 @@ LLTM_INLINE void for_each_of_thread(
     int64_t rows,
     int64_t columns,
     const Body& body) {
-  const int64_t first = int64_t(block.columns) * kThreads + thread;
-  const int64_t stride = int64_t(grid.columns) * kThreads;
+  const int64_t first = int64_t(block.columns) * kPointwiseThreads + thread;
+  const int64_t stride = int64_t(grid.columns) * kPointwiseThreads;
   for (int64_t row = block.rows; row < rows; row += grid.rows) {
     for (int64_t column = first; column < columns; column += stride) {
       body(row, column);

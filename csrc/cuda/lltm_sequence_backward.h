@@ -12,10 +12,6 @@
 
 namespace lltm {
 
-inline at::Tensor as_rows(const at::Tensor& tensor) {
-  return tensor.contiguous().flatten(0, -2);
-}
-
 // Null if rows are undefined.
 template <typename scalar_t>
 const scalar_t* const_rows(const at::Tensor& rows, const SequenceStep& step) {
@@ -33,13 +29,15 @@ class BackwardSteps {
       const at::Tensor& d_gates)
       : a_(a),
         steps_(steps),
-        grad_output_(
-            as_rows(a.grad_output ? *a.grad_output : at::zeros_like(a.output))),
-        grad_cells_(a.grad_cells ? as_rows(*a.grad_cells) : at::Tensor()),
-        grad_h_n_(a.grad_h_n ? as_rows(*a.grad_h_n) : at::Tensor()),
-        grad_c_n_(a.grad_c_n ? as_rows(*a.grad_c_n) : at::Tensor()),
-        cells_(as_rows(a.cells)),
-        gates_(as_rows(a.gates)),
+        grad_output_((a.grad_output ? as_rows(*a.grad_output)
+                                    : at::zeros_like(as_rows(a.output)))
+                         .contiguous()),
+        grad_cells_(
+            a.grad_cells ? as_rows(*a.grad_cells).contiguous() : at::Tensor()),
+        grad_h_n_(a.grad_h_n ? a.grad_h_n->contiguous() : at::Tensor()),
+        grad_c_n_(a.grad_c_n ? a.grad_c_n->contiguous() : at::Tensor()),
+        cells_(as_rows(a.cells).contiguous()),
+        gates_(as_rows(a.gates).contiguous()),
         weights_for_h_(a.weights.narrow(1, 0, a.h0.size(1))),
         resets_(flat_or_none(a.resets)),
         d_gates_(d_gates),

@@ -28,8 +28,8 @@ class ForwardSteps {
         weights_for_h_(a.weights.narrow(1, 0, a.h0.size(1))),
         h0_(aligned(a.h0)),
         resets_(flat_or_none(a.resets)),
-        output_(output.flatten(0, -2)),
-        cells_(cells.flatten(0, -2)),
+        output_(as_rows(output)),
+        cells_(as_rows(cells)),
         cell_(a.c0.to(
             at::toOpMathType(a.c0.scalar_type()),
             /*non_blocking=*/false,
@@ -175,7 +175,7 @@ SequenceForwardWithGatesResult sequence_forward_impl(
     return {output, cells, a.h0.clone(format), a.c0.clone(format), gates};
   }
   ForwardSteps<Device> forward(a, steps, output, cells);
-  const auto input_rows = a.input.flatten(0, -2);
+  const auto input_rows = as_rows(a.input);
   const auto weights_for_input =
       a.weights.narrow(1, state_size, a.input.size(-1)).t();
   // If the gates are not wanted, their memory does not grow with time.
@@ -184,7 +184,7 @@ SequenceForwardWithGatesResult sequence_forward_impl(
   const auto chunks =
       sequence_chunks(steps, write_gates ? input_rows.size(0) : most);
   const auto buffer = write_gates
-      ? gates.flatten(0, -2)
+      ? as_rows(gates)
       : at::empty({most_rows(chunks), 3 * state_size}, a.input.options());
   for (const auto& chunk : chunks) {
     auto products = buffer.narrow(0, 0, chunk.rows);
@@ -198,7 +198,7 @@ SequenceForwardWithGatesResult sequence_forward_impl(
   return {
       output,
       cells,
-      last_states(steps, output.flatten(0, -2), a.h0),
+      last_states(steps, as_rows(output), a.h0),
       forward.last_cell().to(
           a.c0.scalar_type(), /*non_blocking=*/false, /*copy=*/true),
       gates};

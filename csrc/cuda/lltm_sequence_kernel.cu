@@ -44,9 +44,7 @@ struct CudaSequenceDevice : CudaDevice {
   }
 
   template <typename Args>
-  static recurrence::Launched launch_recurrence(
-      const Args& args,
-      Stream stream) {
+  static std::string launch_recurrence(const Args& args, Stream stream) {
     // The first launch loads the kernel, which may allocate and synchronise. A
     // capture in this thread or another may forbid that, but it is no part of
     // the stream, so a graph loses nothing.
@@ -58,11 +56,10 @@ struct CudaSequenceDevice : CudaDevice {
 
 } // namespace
 
-// For tests and benchmarks: which way was taken shows in no result. In the
-// order of Outcome.
+// For tests and benchmarks: which way was taken shows in no result.
 TORCH_LIBRARY_FRAGMENT(lltm, m) {
-  m.def("_recurrence_outcomes() -> int[]", [] {
-    return std::vector<int64_t>(outcomes.begin(), outcomes.end());
+  m.def("_recurrence_launches() -> int[]", [] {
+    return std::vector<int64_t>(launches.begin(), launches.end());
   });
 }
 

@@ -13,6 +13,7 @@
 #include <array>
 #include <atomic>
 #include <optional>
+#include <string>
 
 // What both directions of a sequence share. One GEMM makes the products with
 // input of many steps. Then either the recurrence does the rest, or each step
@@ -132,27 +133,20 @@ void set_common(
   args.resets = bytes_or_null(resets);
 }
 
-// How many launches of the recurrence had each outcome, in this process.
-inline std::array<std::atomic<int64_t>, recurrence::kOutcomes> outcomes{};
+// How many launches did not run, and how many did, in this process.
+inline std::array<std::atomic<int64_t>, 2> launches{};
 
-// Whether it ran. Counts it, and warns of the first of each other outcome.
+// Whether it ran: why_not is empty. Counts it, and warns of the first that did
+// not.
 inline bool count_launch(
-    const recurrence::Launched& launched,
+    const std::string& why_not,
     const char* operator_name) {
-  constexpr const char* kReasons[recurrence::kOutcomes] = {
-      "",
-      "the GPU is too small for its batch, or too old",
-      "CUDA does not say whether the GPU can run it: ",
-      "CUDA refuses the launch: "};
-  const auto outcome = static_cast<size_t>(launched.outcome);
-  const bool ran = launched.outcome == recurrence::Outcome::kRan;
-  if (++outcomes[outcome] == 1 && !ran) {
+  const bool ran = why_not.empty();
+  if (++launches[ran] == 1 && !ran) {
     TORCH_WARN(
         operator_name,
-        ": a sequence runs step by step, which is slower than in one kernel, "
-        "because ",
-        kReasons[outcome],
-        launched.error);
+        ": a sequence runs step by step, which is slower than in one kernel: ",
+        why_not);
   }
   return ran;
 }

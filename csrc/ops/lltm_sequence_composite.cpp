@@ -7,38 +7,14 @@
 #include <ATen/ops/cat.h>
 #include <torch/library.h>
 
-#include <algorithm>
+#include <vector>
 
 namespace lltm {
 
 namespace {
 
-// A row for each row of input: [rows, columns]. Gradcheck's vmap has no rule
-// for flatten.
-at::Tensor as_rows(const at::Tensor& t) {
-  return t.dim() == 2
-      ? t
-      : t.reshape_symint({t.sym_size(0) * t.sym_size(1), t.sym_size(2)});
-}
-
 OptionalTensor flat(const OptionalTensor& resets) {
   return resets ? resets->reshape_symint({resets->sym_numel()}) : resets;
-}
-
-// Rows, with the sizes of input but the last.
-at::Tensor like_input(const at::Tensor& rows, const at::Tensor& input) {
-  auto sizes = input.sym_sizes().vec();
-  sizes.back() = rows.sym_size(1);
-  return rows.view_symint(sizes);
-}
-
-// Joins the tensors of all steps. They stand in the order of time, or in the
-// opposite order if reverse.
-at::Tensor in_order_of_time(std::vector<at::Tensor> tensors, bool reverse) {
-  if (reverse) {
-    std::reverse(tensors.begin(), tensors.end());
-  }
-  return at::cat(tensors, 0);
 }
 
 // The first rows of a state, which a step begins with, but zeros where it is
@@ -65,43 +41,42 @@ at::Tensor with_kept(const at::Tensor& rows, const at::Tensor& before) {
 
 SequenceForwardResult composite_forward(const SequenceForwardArguments& a) {
   const auto steps = sequence_steps(a);
-  // The rows of each step, by one operator whose derivative is one, too.
-  std::vector<c10::SymInt> rows;
-  for (const auto& step : steps) {
-    rows.emplace_back(step.rows);
+  const auto time = [&](size_t i) {
+    return a.reverse ? steps.size() - 1 - i : i;
+  };
+  std::vector<c10::SymInt> rows(steps.size());
+  for (size_t i = 0; i < steps.size(); ++i) {
+    rows[time(i)] = steps[i].rows;
   }
-  if (a.reverse) {
-    std::reverse(rows.begin(), rows.end());
-  }
-  auto inputs = as_rows(a.input).split_with_sizes_symint(rows);
-  if (a.reverse) {
-    std::reverse(inputs.begin(), inputs.end());
-  }
+  // By one operator, whose derivative is one, too.
+  const auto inputs = as_rows(a.input).split_with_sizes_symint(rows);
   const auto resets = flat(a.resets);
   const auto weights = to_opmath(a.weights);
   const auto bias = to_opmath(a.bias);
-  std::vector<at::Tensor> outputs, cells;
+  std::vector<at::Tensor> outputs(steps.size()), cells(steps.size());
   auto h = a.h0;
   // Not rounded between steps: that would lose what is added to a state that
   // has grown.
   auto cell = to_opmath(a.c0);
   for (size_t i = 0; i < steps.size(); ++i) {
     const auto [new_h, new_cell] = composite_step(
-        {.input = inputs[i],
+        {.input = inputs[time(i)],
          .weights = weights,
          .bias = bias,
          .old_h = begun(h, steps[i], resets),
          .old_cell = begun(cell, steps[i], resets)});
     h = with_kept(new_h, h);
     cell = with_kept(new_cell, cell);
-    outputs.push_back(new_h);
-    cells.push_back(new_cell.to(a.c0.scalar_type()));
+    outputs[time(i)] = new_h;
+    cells[time(i)] = new_cell.to(a.c0.scalar_type());
   }
-  const auto joined = [&](std::vector<at::Tensor>& of_steps) {
-    return like_input(
-        in_order_of_time(std::move(of_steps), a.reverse), a.input);
-  };
-  return {joined(outputs), joined(cells), h, cell.to(a.c0.scalar_type())};
+  auto sizes = a.input.sym_sizes().vec();
+  sizes.back() = a.h0.sym_size(1);
+  return {
+      at::cat(outputs).view_symint(sizes),
+      at::cat(cells).view_symint(sizes),
+      h,
+      cell.to(a.c0.scalar_type())};
 }
 
 TORCH_LIBRARY_IMPL(lltm, CompositeExplicitAutograd, m) {

@@ -1,8 +1,8 @@
 #include "ops/lltm_sequence_steps.h"
 
 #include "ops/checks.h"
-#include "ops/dispatch.h"
 
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/cat.h>
 #include <c10/util/safe_numerics.h>
 #include <torch/library.h>
@@ -16,38 +16,6 @@ namespace lltm {
 
 namespace {
 
-// Whether torch.jit.trace records what runs here, and not the operator around
-// it. Transforms of torch.func come before the tracer, and exclude it
-// meanwhile.
-bool is_traced() {
-  const auto keys = c10::impl::tls_local_dispatch_key_set();
-  return keys.included_.has(c10::DispatchKey::Tracer) &&
-      (transform_is_active() || !keys.excluded_.has(c10::DispatchKey::Tracer));
-}
-
-std::vector<int64_t> values_of(const char* op, const at::Tensor& batch_sizes) {
-  TORCH_CHECK(
-      !is_traced(),
-      expected(
-          op,
-          "no batch_sizes in derivatives and transforms that are made of a "
-          "loop over the steps",
-          "them under torch.jit.trace, which would keep their values"));
-  if (batch_sizes.sym_numel() == 0) {
-    return {};
-  }
-  using Type = std::vector<int64_t>(
-      const at::Tensor&, std::string_view, std::string_view);
-  static const auto handle =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("lltm::_values_of_batch_sizes", "")
-          .typed<Type>();
-  return handle.call(
-      batch_sizes,
-      op,
-      "derivatives and transforms that are made of a loop over the steps");
-}
-
 std::vector<int64_t> read_values(
     const at::Tensor& batch_sizes,
     std::string_view /*caller*/,
@@ -57,6 +25,7 @@ std::vector<int64_t> read_values(
   return {data, data + contiguous->numel()};
 }
 
+template <const auto& got>
 std::vector<int64_t> refuse_to_read_values(
     const at::Tensor& /*batch_sizes*/,
     std::string_view caller,
@@ -66,7 +35,25 @@ std::vector<int64_t> refuse_to_read_values(
       expected(
           std::string(caller).c_str(),
           c10::str("the values of batch_sizes, for ", purpose),
-          "a tensor without values, as tracers use"));
+          got));
+}
+
+constexpr char kNoValues[] = "a tensor without values, as tracers use";
+constexpr char kTrace[] =
+    "them under torch.jit.trace, which would keep them as constants";
+
+std::vector<int64_t> values_of(const char* op, const at::Tensor& batch_sizes) {
+  if (batch_sizes.sym_numel() == 0) {
+    return {};
+  }
+  static const auto handle =
+      c10::Dispatcher::singleton()
+          .findSchemaOrThrow("lltm::_values_of_batch_sizes", "")
+          .typed<decltype(read_values)>();
+  return handle.call(
+      batch_sizes,
+      op,
+      "derivatives and transforms that are made of a loop over the steps");
 }
 
 // Lists the steps in the order of time, with carried not yet set.
@@ -125,6 +112,12 @@ std::vector<SequenceStep> padded_steps(const at::Tensor& input) {
 }
 
 } // namespace
+
+at::Tensor as_rows(const at::Tensor& t) {
+  return t.dim() == 2
+      ? t
+      : t.reshape_symint({t.sym_size(0) * t.sym_size(1), t.sym_size(2)});
+}
 
 at::Tensor empty_rows(const at::Tensor& input, const c10::SymInt& columns) {
   auto sizes = input.sym_sizes().vec();
@@ -209,7 +202,11 @@ TORCH_LIBRARY_IMPL(lltm, CompositeExplicitAutograd, m) {
 }
 
 TORCH_LIBRARY_IMPL(lltm, Meta, m) {
-  m.impl("_values_of_batch_sizes", TORCH_FN(refuse_to_read_values));
+  m.impl("_values_of_batch_sizes", TORCH_FN(refuse_to_read_values<kNoValues>));
+}
+
+TORCH_LIBRARY_IMPL(lltm, Tracer, m) {
+  m.impl("_values_of_batch_sizes", TORCH_FN(refuse_to_read_values<kTrace>));
 }
 
 } // namespace lltm

@@ -6,6 +6,10 @@
 
 namespace lltm {
 
+// input, or what has its sizes but the last, as a row for each of its rows.
+// Gradcheck's vmap has no rule for flatten().
+at::Tensor as_rows(const at::Tensor& tensor);
+
 // An uninitialised tensor with a row of so many columns for each row of input.
 at::Tensor empty_rows(const at::Tensor& input, const c10::SymInt& columns);
 

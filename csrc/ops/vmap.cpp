@@ -13,10 +13,10 @@
 #include <vector>
 
 // The vmap kernels fold a mapped dimension of input and state into the batch,
-// as more rows. The composite formulas would take longer: on Zen 5 with one
-// thread, 8 calls of 1x32x128 1.4 times (16 steps: 4.1), 32 calls of
-// 16x256x512 2.3 times (2.4). They run where a tensor without a batch is
-// mapped, such as weights, and become batched GEMMs.
+// as more rows, which packed sequences do not have. The composite formulas
+// would take longer: on Zen 5 with one thread, 8 calls of 1x32x128 1.4 times
+// (16 steps: 4.1), 32 calls of 16x256x512 2.3 times (2.4). They run where a
+// tensor without a batch is mapped, such as weights, and become batched GEMMs.
 namespace lltm {
 
 namespace {
@@ -27,32 +27,32 @@ int64_t batch_dim(const Shape& shape) {
   return found == shape.end() ? -1 : found - shape.begin();
 }
 
-// Folds what the innermost level of vmap maps into the batch, and results back.
-class MappedBatch {
- public:
+using at::functorch::maybeGetBatchedImpl;
+
+// What the innermost level of vmap maps.
+struct Mapped {
+  int64_t level = 0;
+  c10::SymInt size;
+  bool all_have_a_batch = true;
+
   template <typename Arguments>
-  explicit MappedBatch(const Arguments& a) {
-    const auto dim = batch_dim(a.rows(Dim::kInputFeatures));
-    can_fold_ = dim >= 0; // packed sequences cannot
-    for_each_tensor(a, [&](const Argument<at::Tensor>& argument) {
-      if (const auto* mapped =
-              at::functorch::maybeGetBatchedImpl(argument.value)) {
-        level_ = std::max(level_, mapped->level());
+  explicit Mapped(const Arguments& arguments) {
+    for_each_tensor(arguments, [&](const Argument<at::Tensor>& argument) {
+      if (const auto* mapped = maybeGetBatchedImpl(argument.value)) {
+        level = std::max(level, mapped->level());
       }
     });
-    for_each_tensor(a, [&](const Argument<at::Tensor>& argument) {
-      if (const auto* mapped = mapped_here(argument.value)) {
-        mapped_ = mapped->value().sym_size(mapped->bdim());
-        can_fold_ = can_fold_ && batch_dim(argument.shape) >= 0;
+    for_each_tensor(arguments, [&](const Argument<at::Tensor>& argument) {
+      if (const auto* mapped = here(argument.value)) {
+        size = mapped->value().sym_size(mapped->bdim());
+        all_have_a_batch = all_have_a_batch && batch_dim(argument.shape) >= 0;
       }
     });
-    if (can_fold_) {
-      batch_ = a.input.sym_size(dim);
-    }
   }
 
-  bool can_fold() const {
-    return can_fold_;
+  const at::functorch::BatchedTensorImpl* here(const at::Tensor& tensor) const {
+    const auto* mapped = maybeGetBatchedImpl(tensor);
+    return mapped != nullptr && mapped->level() == level ? mapped : nullptr;
   }
 
   at::Tensor fold(const Argument<at::Tensor>& argument) const {
@@ -60,50 +60,39 @@ class MappedBatch {
     if (dim < 0) {
       return argument.value;
     }
-    if (const auto* mapped = mapped_here(argument.value)) {
+    if (const auto* mapped = here(argument.value)) {
       return mapped->value().movedim(mapped->bdim(), dim).flatten(dim, dim + 1);
     }
     std::vector<c10::SymInt> sizes(argument.value.dim() + 1, -1);
-    sizes[dim] = mapped_;
+    sizes[dim] = size;
     return argument.value.unsqueeze(dim).expand_symint(sizes).flatten(
         dim, dim + 1);
   }
-
-  // The last but one dimension of each result is the batch.
-  at::Tensor unfold(const at::Tensor& result) const {
-    const auto dim = result.dim() - 2;
-    return at::functorch::makeBatched(
-        result.unflatten_symint(dim, {mapped_, batch_}), dim, level_);
-  }
-
- private:
-  const at::functorch::BatchedTensorImpl* mapped_here(
-      const at::Tensor& tensor) const {
-    const auto* mapped = at::functorch::maybeGetBatchedImpl(tensor);
-    return mapped != nullptr && mapped->level() == level_ ? mapped : nullptr;
-  }
-
-  int64_t level_ = 0;
-  c10::SymInt mapped_;
-  c10::SymInt batch_;
-  bool can_fold_;
 };
 
 template <auto op, typename Arguments = ArgumentsOf<op>>
 auto vmap_kernel(const Arguments& arguments) -> decltype(op(arguments)) {
   check_arguments(arguments);
-  const MappedBatch batch(arguments);
-  if (!batch.can_fold()) {
+  const auto dim = batch_dim(arguments.rows(Dim::kInputFeatures));
+  const Mapped mapped(arguments);
+  if (dim < 0 || !mapped.all_have_a_batch) {
     return composite_forward(arguments);
   }
+  const auto batch = arguments.input.sym_size(dim);
   const c10::impl::ExcludeDispatchKeyGuard below_vmap(
       c10::DispatchKey::FuncTorchBatched);
   auto results = call_with_mapped_tensors(
       arguments,
-      [&](const auto& argument) { return batch.fold(argument); },
+      [&](const Argument<at::Tensor>& argument) {
+        return mapped.fold(argument);
+      },
       op);
-  std::apply(
-      [&](auto&... each) { ((each = batch.unfold(each)), ...); }, results);
+  const auto unfold = [&](at::Tensor& result) {
+    const auto dim = result.dim() - 2; // the batch of each result
+    result = at::functorch::makeBatched(
+        result.unflatten_symint(dim, {mapped.size, batch}), dim, mapped.level);
+  };
+  std::apply([&](auto&... each) { (unfold(each), ...); }, results);
   return results;
 }
 

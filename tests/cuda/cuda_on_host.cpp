@@ -44,23 +44,22 @@ struct PretendedGpu : backend::EmulatedGpu {
   int64_t stream;
 
   template <typename Args>
-  std::optional<int64_t>
-  resident_blocks(const Args& args, int tiles, int shared_bytes) {
+  int64_t resident_blocks(const Args& args, int tiles, int shared_bytes) {
     if (gpu.answers-- <= 0) {
       error = "cudaErrorUnknown: unknown error";
-      return std::nullopt;
+      return 0;
     }
     return EmulatedGpu::resident_blocks(args, tiles, shared_bytes);
   }
 
   template <typename Args>
-  bool launch(const Args& args, int tiles, int64_t blocks, int shared_bytes) {
+  void launch(const Args& args, int tiles, int64_t blocks, int shared_bytes) {
     if (gpu.accepted-- <= 0) {
       error = "cudaErrorNotPermitted: operation not permitted";
-      return false;
+      return;
     }
     launches.push_back({blocks, shared_bytes, stream});
-    return EmulatedGpu::launch(args, tiles, blocks, shared_bytes);
+    EmulatedGpu::launch(args, tiles, blocks, shared_bytes);
   }
 };
 
@@ -88,7 +87,7 @@ struct HostDevice {
     launches.push_back({int64_t(grid.rows) * grid.columns, 0, stream});
     for (unsigned y = 0; y < grid.rows; ++y) {
       for (unsigned x = 0; x < grid.columns; ++x) {
-        for (int thread = 0; thread < lltm::kThreads; ++thread) {
+        for (int thread = 0; thread < lltm::kPointwiseThreads; ++thread) {
           lltm::for_each_of_thread(grid, {x, y}, thread, rows, columns, body);
         }
       }
@@ -112,9 +111,7 @@ struct HostDevice {
   }
 
   template <typename Args>
-  static lltm::recurrence::Launched launch_recurrence(
-      const Args& args,
-      Stream stream) {
+  static std::string launch_recurrence(const Args& args, Stream stream) {
     const PretendedGpu pretended{
         {.seed = static_cast<uint32_t>(launches.size()),
          .processors = gpu.processors,
@@ -168,13 +165,13 @@ void pretend(
   gpu = {processors, shared_bytes, accepted, least_tiles, answers};
   launches.clear();
   products.clear();
-  for (auto& outcome : lltm::outcomes) {
-    outcome = 0;
+  for (auto& count : lltm::launches) {
+    count = 0;
   }
 }
 
-std::vector<int64_t> outcomes() {
-  return {lltm::outcomes.begin(), lltm::outcomes.end()};
+std::vector<int64_t> recurrence_launches() {
+  return {lltm::launches.begin(), lltm::launches.end()};
 }
 
 std::vector<std::vector<int64_t>> products_so_far() {
@@ -208,7 +205,7 @@ TORCH_LIBRARY(lltm_on_host, m) {
       "pretend(int processors, int shared_bytes, int accepted, "
       "int least_tiles, int answers) -> ()",
       pretend);
-  m.def("outcomes() -> int[]", outcomes);
+  m.def("recurrence_launches() -> int[]", recurrence_launches);
   m.def("launches() -> int[][]", launches_so_far);
   m.def("products() -> int[][]", products_so_far);
   define<lltm::forward_impl<HostDevice, false>>(

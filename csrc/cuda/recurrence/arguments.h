@@ -2,9 +2,7 @@
 
 #include "ops/gate_math.h"
 
-#include <cstddef>
 #include <cstdint>
-#include <string>
 
 // The recurrence of a whole sequence in one kernel, for half types.
 //
@@ -61,20 +59,6 @@ grid_blocks(int64_t batch, int64_t state_size, int64_t tiles) {
   const int64_t rows = tiles * kTileRows;
   return (batch + rows - 1) / rows * (state_size / kUnits);
 }
-
-// What became of a launch. If it did not run, nothing was done.
-enum class Outcome : uint8_t {
-  kRan,
-  kDoesNotFit,  // the GPU does not run all blocks at once, or is too old
-  kNotAnswered, // CUDA did not say whether it fits
-  kRefused      // CUDA did not launch it: others may hold a part of the GPU
-};
-constexpr size_t kOutcomes = 4;
-
-struct Launched {
-  Outcome outcome;
-  std::string error; // in CUDA's words, where it gave one
-};
 
 struct alignas(16) Words {
   uint32_t word[4];

@@ -3,7 +3,7 @@
 #include "cuda/recurrence/backward.h"
 #include "cuda/recurrence/forward.h"
 
-#include <optional>
+#include <string>
 
 // Chooses the grid of the recurrence, also on the host, where tests run it.
 namespace lltm::recurrence {
@@ -11,17 +11,17 @@ namespace lltm::recurrence {
 // What a launch needs of a GPU.
 template <typename T, typename Args>
 concept Gpu = requires(T gpu, const Args& args, int tiles, int bytes) {
-  // How many blocks it runs at once, or nothing after an error.
-  std::optional<int64_t>(gpu.resident_blocks(args, tiles, bytes));
-  // Whether it took them all.
-  bool(gpu.launch(args, tiles, /*blocks=*/1, bytes));
-  std::string(gpu.error); // its words for an error
+  // How many blocks it runs at once.
+  int64_t(gpu.resident_blocks(args, tiles, bytes));
+  gpu.launch(args, tiles, /*blocks=*/1, bytes);
+  std::string(gpu.error); // what failed of these, or nothing
 };
 
 // Runs Forward or Backward of a half type, with as few tiles in a block as fit:
-// then more blocks work. Tests ask for more than the batch needs.
+// then more blocks work. Tests ask for more than the batch needs. Returns why
+// it did not run, and then nothing was done, or an empty string.
 template <typename Args>
-Launched launch_with_fewest_tiles(
+std::string launch_with_fewest_tiles(
     Gpu<Args> auto gpu,
     const Args& args,
     int least_tiles = 1) {
@@ -30,17 +30,15 @@ Launched launch_with_fewest_tiles(
         grid_blocks(args.sequence.batch, args.state_size, tiles);
     // A step may begin while the last is summed: so twice.
     const int shared_bytes = 2 * tiles * args.kSums * int{sizeof(float)};
-    const std::optional<int64_t> resident =
-        gpu.resident_blocks(args, tiles, shared_bytes);
-    if (!resident) {
-      return {Outcome::kNotAnswered, gpu.error};
+    const bool fits = blocks <= gpu.resident_blocks(args, tiles, shared_bytes);
+    if (fits) {
+      gpu.launch(args, tiles, blocks, shared_bytes);
     }
-    if (blocks <= *resident) {
-      const bool ran = gpu.launch(args, tiles, blocks, shared_bytes);
-      return {ran ? Outcome::kRan : Outcome::kRefused, gpu.error};
+    if (fits || !gpu.error.empty()) {
+      return gpu.error;
     }
   }
-  return {Outcome::kDoesNotFit, gpu.error};
+  return "the GPU is too small for its batch, or too old";
 }
 
 } // namespace lltm::recurrence

@@ -3,7 +3,6 @@
 #include "cuda/recurrence/launch.h"
 
 #include <cstdint>
-#include <optional>
 #include <string>
 
 // Plain CUDA: tests compile it without PyTorch's libraries.
@@ -54,8 +53,7 @@ struct CurrentGpu {
   }
 
   template <typename Args>
-  std::optional<int64_t>
-  resident_blocks(const Args& args, int tiles, int shared_bytes) {
+  int64_t resident_blocks(const Args& args, int tiles, int shared_bytes) {
     auto* const kernel = kernel_of(args, tiles);
     int device = 0, cooperative = 0, processors = 0, most_shared = 0;
     cudaFuncAttributes compiled{};
@@ -67,12 +65,9 @@ struct CurrentGpu {
         ask(cooperative, cudaDevAttrCooperativeLaunch) &&
         ask(processors, cudaDevAttrMultiProcessorCount) &&
         ask(most_shared, cudaDevAttrMaxSharedMemoryPerBlockOptin);
-    if (!answered) {
-      return std::nullopt;
-    }
     // mma.m16n8k16 exists from 8.0 on. A newer GPU may run code that was
     // compiled for an older one, which does not use it.
-    if (cooperative == 0 || compiled.ptxVersion < 80 ||
+    if (!answered || cooperative == 0 || compiled.ptxVersion < 80 ||
         shared_bytes > most_shared) {
       return 0;
     }
@@ -83,15 +78,15 @@ struct CurrentGpu {
             shared_bytes)) ||
         !succeeds(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
             &blocks, kernel, kThreads, shared_bytes))) {
-      return std::nullopt;
+      return 0;
     }
     return int64_t(blocks) * processors;
   }
 
   template <typename Args>
-  bool launch(const Args& args, int tiles, int64_t blocks, int shared_bytes) {
+  void launch(const Args& args, int tiles, int64_t blocks, int shared_bytes) {
     void* arguments[] = {const_cast<Args*>(&args)};
-    return succeeds(cudaLaunchCooperativeKernel(
+    succeeds(cudaLaunchCooperativeKernel(
         kernel_of(args, tiles),
         dim3(static_cast<unsigned>(blocks)),
         dim3(kThreads),
@@ -104,14 +99,16 @@ struct CurrentGpu {
 } // namespace
 
 template <typename Args>
-Launched cuda_launch(const Args& args, cudaStream_t stream, int least_tiles) {
+std::string
+cuda_launch(const Args& args, cudaStream_t stream, int least_tiles) {
   return launch_with_fewest_tiles(CurrentGpu{stream}, args, least_tiles);
 }
 
-template Launched cuda_launch(const Forward<c10::Half>&, cudaStream_t, int);
-template Launched cuda_launch(const Forward<c10::BFloat16>&, cudaStream_t, int);
-template Launched cuda_launch(const Backward<c10::Half>&, cudaStream_t, int);
-template Launched
+template std::string cuda_launch(const Forward<c10::Half>&, cudaStream_t, int);
+template std::string
+cuda_launch(const Forward<c10::BFloat16>&, cudaStream_t, int);
+template std::string cuda_launch(const Backward<c10::Half>&, cudaStream_t, int);
+template std::string
 cuda_launch(const Backward<c10::BFloat16>&, cudaStream_t, int);
 
 } // namespace lltm::recurrence

@@ -73,7 +73,7 @@ struct EmulatedGpu {
   }
 
   template <typename Args>
-  bool launch(const Args& args, int tiles, int64_t blocks, int shared_bytes)
+  void launch(const Args& args, int tiles, int64_t blocks, int shared_bytes)
       const {
     const auto count = static_cast<int>(blocks);
     emulator::run(
@@ -89,7 +89,6 @@ struct EmulatedGpu {
               : tiles == 2 ? run_block<2>(machine, args, shared)
                            : run_block<4>(machine, args, shared);
         });
-    return true;
   }
 };
 

@@ -77,9 +77,9 @@ inline void copy_all(cudaMemcpyKind kind) {
 template <typename Args>
 void run(const Args& args, int tiles) {
   copy_all(cudaMemcpyHostToDevice);
-  const auto launched = lltm::recurrence::cuda_launch(args, nullptr, tiles);
-  if (launched.outcome != lltm::recurrence::Outcome::kRan) {
-    throw std::runtime_error("it was not launched: " + launched.error);
+  const auto why_not = lltm::recurrence::cuda_launch(args, nullptr, tiles);
+  if (!why_not.empty()) {
+    throw std::runtime_error("it was not launched: " + why_not);
   }
   require_success(cudaDeviceSynchronize());
   copy_all(cudaMemcpyDeviceToHost);
