@@ -70,8 +70,8 @@ void test_slots_have_all_rows_and_units_and_are_no_more_than_threads(
         TORCH_CHECK(!has_batch_sizes || plan.row_groups == 1);
         int64_t covered = 0;
         for (int64_t slot = 0; slot < plan.slots(); ++slot) {
-          covered +=
-              plan.rows_of(slot, batch).size() * plan.units_of(slot).size();
+          covered += plan.rows_of_slot(slot, batch).size() *
+              plan.units_of_slot(slot).size();
         }
         TORCH_CHECK(covered == batch * 168);
       }
