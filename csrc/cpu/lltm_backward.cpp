@@ -21,7 +21,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
 // lltm::sequence_backward on the CPU, and lltm::backward, which is that of a
@@ -142,7 +141,7 @@ BackwardResult backward_kernel_impl(
             .grad_h_n = data_or_null<const scalar_t>(grad_h_n),
             .grad_c_n = data_or_null<const scalar_t>(grad_c_n),
             .h0 = h0->const_data_ptr<scalar_t>(),
-            .resets = bytes_of(resets),
+            .resets = Resets(resets),
             .d_input = data_or_null<scalar_t>(d_input),
             .d_weights = data_or_null<scalar_t>(d_weights),
             .d_bias = data_or_null<scalar_t>(d_bias),
@@ -156,7 +155,17 @@ BackwardResult backward_kernel_impl(
 BackwardResult backward_kernel(const BackwardArguments& a) {
   check_arguments(a);
   return backward_kernel_impl(
-      as_sequence(a),
+      {.grad_output = a.grad_h,
+       .grad_cells = a.grad_cell,
+       .grad_h_n = {},
+       .grad_c_n = {},
+       .output = a.new_cell, // no step reads the h of a step before it
+       .cells = a.new_cell,
+       .gates = a.gates,
+       .input = a.input,
+       .weights = a.weights,
+       .h0 = a.old_h,
+       .output_mask = a.output_mask},
       {{.first_row = 0, .rows = a.input.size(0), .carried = 0}});
 }
 
@@ -313,8 +322,8 @@ class Backward {
   }
 
   void pointwise(int64_t slot, int64_t i, Matrix<gemm_t> d_preactivations) {
-    const auto rows = plan_.slots.rows_of(slot, p_.steps[i].rows);
-    const auto units = plan_.slots.units_of(slot);
+    const auto rows = plan_.slots.rows_of_slot(slot, p_.steps[i].rows);
+    const auto units = plan_.slots.units_of_slot(slot);
     const auto first = p_.steps[i].first_row * p_.sizes.state_size;
     run_with_best_isa(
         PointwiseBackward<scalar_t, gemm_t>{
@@ -338,7 +347,7 @@ class Backward {
       int64_t slot,
       int64_t i,
       Matrix<const gemm_t> d_preactivations) {
-    const auto rows = plan_.slots.rows_of(slot, p_.steps[i].rows);
+    const auto rows = plan_.slots.rows_of_slot(slot, p_.steps[i].rows);
     const Matrix<opmath_t> d_h{d_h_.data(), p_.sizes.state_size};
     plan_.slots.for_each_panel(slot, i, [&](int64_t panel) {
       multiply<gemm_t>(
@@ -346,7 +355,7 @@ class Backward {
            .N = plan_.slots.units_in(panel),
            .K = weights_.terms(),
            .A = d_preactivations.part(rows.begin, 0),
-           .B = std::as_const(weights_).panel(panel),
+           .B = weights_.panel(panel),
            .C = d_h.part(rows.begin, panel * plan_.slots.units_per_panel),
            .accumulate = false,
            .several_chains = p_.sizes.batch <= 2});
@@ -355,12 +364,12 @@ class Backward {
 
   // No gradient passes a reset.
   void reset(int64_t slot, int64_t i) {
-    const auto rows = plan_.slots.rows_of(slot, p_.steps[i].rows);
+    const auto rows = plan_.slots.rows_of_slot(slot, p_.steps[i].rows);
     for (auto* d_state : {d_h_.data(), d_cell_.data()}) {
       p_.resets.template zero<opmath_t>(
           p_.steps[i],
           rows,
-          plan_.slots.units_of(slot),
+          plan_.slots.units_of_slot(slot),
           {d_state, p_.sizes.state_size});
     }
   }
@@ -473,7 +482,8 @@ class Backward {
           for (int64_t i = begin; i < end; ++i) {
             const auto& [first_row, rows, carried] = p_.steps[i];
             auto* to = old_h_.data() + (first_row - chunk.first_row) * size;
-            const auto* from = old_h<scalar_t>(p_, i, Share(rows, 0, 1), to);
+            const auto* from =
+                old_h_of_step<scalar_t>(p_, i, Share(rows, 0, 1), to);
             if (from != to) {
               std::copy_n(from, rows * size, to);
             }

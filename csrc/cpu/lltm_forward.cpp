@@ -16,350 +16,18 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <array>
 #include <string>
 #include <type_traits>
 
-// lltm::forward on the CPU, from its tensors (at the end of the file) to the
-// products of a block of hidden units. Weights are read as they lie, because a
-// step uses them once; to pack them, as a sequence does, would take longer.
+// lltm::forward on the CPU, from its tensors to the products of a block of
+// hidden units. Weights are read as they lie, because a step uses them once; to
+// pack them, as a sequence does, would take longer.
 namespace lltm {
 
 namespace {
 
-// A batch of so many rows is multiplied by dot(), and not packed.
-constexpr int64_t kRowsOfDot = 8;
-// With so many rows, bfloat16 is converted to float; with more it is multiplied
-// in pairs.
-constexpr int64_t kRowsWithoutPairs = 2;
-
-// What a block of hidden units reads and writes stays in the cache; so a block
-// has fewer if its weights are converted.
-constexpr int64_t kUnitsOfABlock = 128;
-constexpr int64_t kConvertedUnitsOfABlock = 48;
-// Panels that use weights together, at most: the products of all are kept.
-constexpr int64_t kPanelsOfATask = 8;
-
-// Rows of the batch are packed in panels. A small batch, or so few rows beyond
-// the panels that they fill half a register or less, are left over for dot().
-struct ForwardPlan {
-  int64_t leftover_rows;
-  int64_t packed_rows;
-  int64_t rows_per_panel;
-  int64_t panels;
-  int64_t units_per_block;
-  int64_t blocks;
-  int64_t panels_per_task;
-  int64_t tasks_per_block;
-
-  std::string to_string() const {
-    return c10::str(
-        panels,
-        " panels of rows, ",
-        leftover_rows,
-        " rows by dot, ",
-        blocks,
-        " blocks of units");
-  }
-};
-
-template <typename scalar_t, typename gemm_t>
-ForwardPlan plan_of(const CellSizes& sizes, int64_t threads) {
-  constexpr bool has_dot = kPair<gemm_t> == 1;
-  constexpr auto most_units = std::is_same_v<scalar_t, gemm_t>
-      ? kUnitsOfABlock
-      : kConvertedUnitsOfABlock;
-  const auto multiple = column_multiple<gemm_t>();
-  const auto beyond = sizes.batch % multiple;
-  const auto leftover_rows = !has_dot ? 0
-      : sizes.batch <= kRowsOfDot     ? sizes.batch
-      : beyond <= multiple / 2        ? beyond
-                                      : 0;
-  const auto packed_rows = sizes.batch - leftover_rows;
-  const auto rows_per_panel = panel_width<gemm_t>(packed_rows);
-  const auto panels =
-      packed_rows == 0 ? 0 : at::divup(packed_rows, rows_per_panel);
-  const auto units_per_block = size_of_a_block(sizes.state_size, most_units);
-  const auto blocks = at::divup(sizes.state_size, units_per_block);
-  // So many that every thread has a task.
-  const auto panels_per_task = std::clamp<int64_t>(
-      at::divup(panels, at::divup(threads, blocks)), 1, kPanelsOfATask);
-  return {
-      .leftover_rows = leftover_rows,
-      .packed_rows = packed_rows,
-      .rows_per_panel = rows_per_panel,
-      .panels = panels,
-      .units_per_block = units_per_block,
-      .blocks = blocks,
-      .panels_per_task = panels_per_task,
-      .tasks_per_block =
-          std::max<int64_t>(1, at::divup(panels, panels_per_task))};
-}
-
-// Computes products.T = weights @ [old_h, input].T, in blocks of hidden units.
-// Weights are read as they lie, or converted. They are the left operand, except
-// in dot(), whose products lie by rows. The gates of a block are computed while
-// its products are in the cache.
-template <typename scalar_t, typename gemm_t>
-class Forward {
- public:
-  explicit Forward(const ForwardPointers<scalar_t>& pointers)
-      : p_(pointers),
-        plan_(plan_of<scalar_t, gemm_t>(p_.sizes, at::get_num_threads())),
-        features_(p_.sizes.features()),
-        ld_leftover_(round_up(plan_.units_per_block, 16)),
-        panels_(features_, plan_.packed_rows, plan_.rows_per_panel),
-        leftover_(plan_.leftover_rows * features_) {}
-
-  void run() {
-    RECORD_USER_SCOPE(name_of_plan<gemm_t>(plan_));
-    pack();
-    at::parallel_for(
-        0,
-        plan_.blocks * plan_.tasks_per_block,
-        grain_size(nanoseconds_of_a_block() / plan_.tasks_per_block),
-        [&](int64_t begin, int64_t end) {
-          const ProductGuard<gemm_t> guard;
-          Scratch<opmath_t> products(
-              kGates * plan_.units_per_block * plan_.panels_per_task *
-              plan_.rows_per_panel);
-          Scratch<opmath_t> leftover_products(
-              kGates * ld_leftover_ * plan_.leftover_rows);
-          Scratch<gemm_t> converted(
-              kConverts ? plan_.units_per_block * features_ : 0);
-          for (auto task = begin; task < end; ++task) {
-            one_task(
-                task,
-                products.data(),
-                leftover_products.data(),
-                converted.data());
-          }
-        });
-  }
-
- private:
-  using opmath_t = at::opmath_type<scalar_t>;
-  static constexpr bool kConverts = !std::is_same_v<scalar_t, gemm_t>;
-
-  // What a task computes: a block of units, for some panels and leftover rows.
-  struct Block {
-    int64_t first_unit;
-    int64_t units;
-    int64_t first_panel;
-    int64_t end_panel;
-    int64_t leftover_rows;
-    opmath_t* products;          // [panels, kGates, units, width]
-    opmath_t* leftover_products; // [rows, kGates, ld_leftover]
-  };
-
-  // To read a byte of the weights takes as long as to multiply a row by it.
-  int64_t nanoseconds_of_a_block() const {
-    const int64_t rows = p_.sizes.batch + sizeof(scalar_t);
-    return 2 * kGates * plan_.units_per_block * features_ * rows /
-        kFlopPerNanosecond;
-  }
-
-  void pack() {
-    const auto H = p_.sizes.state_size;
-    const auto I = p_.sizes.input_features;
-    copy_leftover(p_.old_h, 0, H);
-    copy_leftover(p_.input, H, I);
-    at::parallel_for(
-        0,
-        plan_.panels,
-        grain_size(features_ * plan_.rows_per_panel / kPackedPerNanosecond),
-        [&](int64_t begin, int64_t end) {
-          for (auto panel = begin; panel < end; ++panel) {
-            pack(panel, p_.old_h, 0, H);
-            pack(panel, p_.input, H, I);
-          }
-        });
-  }
-
-  void copy_leftover(const scalar_t* from, int64_t feature, int64_t size) {
-    run_with_best_isa(
-        ConvertRows<scalar_t, gemm_t>{
-            {from + plan_.packed_rows * size, size},
-            size,
-            {leftover_.data() + feature, features_}},
-        0,
-        plan_.leftover_rows);
-  }
-
-  // Packs old_h or input, whose features begin at first_feature.
-  void pack(
-      int64_t panel,
-      const scalar_t* from,
-      int64_t first_feature,
-      int64_t size) {
-    panels_.template pack_transposed<scalar_t>(
-        panel,
-        0,
-        first_feature,
-        {from + panel * plan_.rows_per_panel * size, size},
-        panels_.columns(panel),
-        size);
-  }
-
-  int64_t columns_to_multiply(int64_t panel) const {
-    return round_up(panels_.columns(panel), column_multiple<gemm_t>());
-  }
-
-  void one_task(
-      int64_t task,
-      opmath_t* products,
-      opmath_t* leftover_products,
-      gemm_t* converted) const {
-    const auto first_unit =
-        task / plan_.tasks_per_block * plan_.units_per_block;
-    const auto first_panel =
-        task % plan_.tasks_per_block * plan_.panels_per_task;
-    const auto end_panel = first_panel + plan_.panels_per_task;
-    const Block block{
-        .first_unit = first_unit,
-        .units =
-            std::min(plan_.units_per_block, p_.sizes.state_size - first_unit),
-        .first_panel = first_panel,
-        .end_panel = std::min(end_panel, plan_.panels),
-        .leftover_rows = end_panel < plan_.panels ? 0 : plan_.leftover_rows,
-        .products = products,
-        .leftover_products = leftover_products};
-    for (int64_t gate = 0; gate < kGates; ++gate) {
-      multiply_gate(block, gate, converted);
-    }
-    for (auto panel = block.first_panel; panel < block.end_panel; ++panel) {
-      write_panel(block, panel);
-    }
-    write_gates(
-        block,
-        plan_.packed_rows,
-        block.leftover_rows,
-        leftover_products,
-        ld_leftover_);
-  }
-
-  void multiply_gate(const Block& block, int64_t gate, gemm_t* converted)
-      const {
-    const auto weights = weights_of(block, gate, converted);
-    for (auto panel = block.first_panel; panel < block.end_panel; ++panel) {
-      multiply<gemm_t>(
-          {.M = block.units,
-           .N = columns_to_multiply(panel),
-           .K = features_,
-           .A = weights,
-           .B = panels_.panel(panel),
-           .C = products_of(block, panel, gate),
-           .accumulate = false,
-           .several_chains = false});
-    }
-    if constexpr (kPair<gemm_t> == 1) {
-      if (block.leftover_rows > 0) {
-        dot<gemm_t>( // A @ B.T, so here the weights are B
-            {.M = block.leftover_rows,
-             .N = block.units,
-             .K = features_,
-             .A = {leftover_.data(), features_},
-             .B = weights,
-             .C =
-                 {block.leftover_products + gate * ld_leftover_,
-                  kGates * ld_leftover_},
-             .accumulate = false,
-             .several_chains = false});
-      }
-    }
-  }
-
-  Matrix<opmath_t> products_of(const Block& block, int64_t panel, int64_t gate)
-      const {
-    const auto i = kGates * (panel - block.first_panel) + gate;
-    const auto width = plan_.rows_per_panel;
-    return {block.products + i * block.units * width, width};
-  }
-
-  // The rows of weights of a block's units.
-  Matrix<const gemm_t>
-  weights_of(const Block& block, int64_t gate, gemm_t* converted) const {
-    const auto from = Matrix<const scalar_t>{p_.weights, features_}.part(
-        gate * p_.sizes.state_size + block.first_unit, 0);
-    if constexpr (kConverts) {
-      const Matrix<gemm_t> to{converted, features_};
-      run_with_best_isa(
-          ConvertRows<scalar_t, gemm_t>{from, features_, to}, 0, block.units);
-      return to;
-    } else {
-      return from;
-    }
-  }
-
-  // From [kGates, units, rows] to [rows, kGates, units], some rows at a time.
-  void write_panel(const Block& block, int64_t panel) const {
-    constexpr int64_t at_once = 16;
-    alignas(64) opmath_t rows_of_products[at_once * kGates * kUnitsOfABlock];
-    const auto ld = round_up(block.units, 16);
-    for (int64_t row = 0; row < panels_.columns(panel); row += at_once) {
-      const auto size = std::min(at_once, panels_.columns(panel) - row);
-      for (int64_t gate = 0; gate < kGates; ++gate) {
-        run_with_best_isa(
-            Transpose<opmath_t, opmath_t>{
-                .from = products_of(block, panel, gate).part(0, row),
-                .rows = block.units,
-                .to = {rows_of_products + gate * ld, kGates * ld}},
-            0,
-            size);
-      }
-      write_gates(
-          block,
-          panel * plan_.rows_per_panel + row,
-          size,
-          rows_of_products,
-          ld);
-    }
-  }
-
-  // From products [rows, kGates, ld].
-  void write_gates(
-      const Block& block,
-      int64_t first_row,
-      int64_t rows,
-      const opmath_t* products,
-      int64_t ld) const {
-    run_with_best_isa(
-        Gates<scalar_t>{
-            .pointers = p_.cell,
-            .products = products,
-            .ld = ld,
-            .first_row = first_row,
-            .first_unit = block.first_unit,
-            .end_unit = block.first_unit + block.units},
-        0,
-        rows);
-  }
-
-  const ForwardPointers<scalar_t>& p_;
-  const ForwardPlan plan_;
-  const int64_t features_;
-  const int64_t ld_leftover_;
-  Panels<gemm_t> panels_;
-  Scratch<gemm_t> leftover_; // [rows, features]
-};
-
-} // namespace
-
-template <typename scalar_t>
-void cell_forward(const ForwardPointers<scalar_t>& pointers) {
-  const bool pairs_fit = pointers.sizes.batch > kRowsWithoutPairs &&
-      pointers.sizes.has_whole_pairs();
-  with_gemm_type<scalar_t>(pairs_fit, [&](auto gemm) {
-    Forward<scalar_t, decltype(gemm)>(pointers).run();
-  });
-}
-template void cell_forward(const ForwardPointers<double>&);
-template void cell_forward(const ForwardPointers<float>&);
-template void cell_forward(const ForwardPointers<c10::Half>&);
-template void cell_forward(const ForwardPointers<c10::BFloat16>&);
-
-namespace {
-
-template <bool write_gates>
+template <bool with_gates>
 ForwardWithGatesResult forward_kernel_impl(const ForwardArguments& a) {
   check_arguments(a);
   const auto batch = a.input.size(0);
@@ -372,10 +40,8 @@ ForwardWithGatesResult forward_kernel_impl(const ForwardArguments& a) {
   };
   at::Tensor new_h = empty_rows(state_size);
   at::Tensor new_cell = empty_rows(state_size);
-  at::Tensor gates;
-  if constexpr (write_gates) {
-    gates = empty_rows(kGates * state_size);
-  }
+  at::Tensor gates =
+      with_gates ? empty_rows(kGates * state_size) : at::Tensor();
   if (batch == 0 || state_size == 0) {
     return {std::move(new_h), std::move(new_cell), std::move(gates)};
   }
@@ -404,12 +70,15 @@ ForwardWithGatesResult forward_kernel_impl(const ForwardArguments& a) {
                  .next_cell = nullptr,
                  .new_h = new_h.mutable_data_ptr<scalar_t>(),
                  .new_cell = new_cell.mutable_data_ptr<scalar_t>(),
-                 .gates = write_gates ? gates.mutable_data_ptr<scalar_t>()
-                                      : nullptr},
+                 .gates =
+                     with_gates ? gates.mutable_data_ptr<scalar_t>() : nullptr},
         });
       });
   return {std::move(new_h), std::move(new_cell), std::move(gates)};
 }
+
+template <typename scalar_t, typename gemm_t>
+class Forward;
 
 } // namespace
 
@@ -417,5 +86,295 @@ TORCH_LIBRARY_IMPL(lltm, CPU, m) {
   m.impl("forward", as_kernel<without_gates<forward_kernel_impl<false>>>());
   m.impl("_forward_with_gates", as_kernel<forward_kernel_impl<true>>());
 }
+
+// With so many rows, bfloat16 is converted to float; with more it is multiplied
+// in pairs.
+constexpr int64_t kRowsWithoutPairs = 2;
+
+template <typename scalar_t>
+void cell_forward(const ForwardPointers<scalar_t>& pointers) {
+  const bool pairs_fit = pointers.sizes.batch > kRowsWithoutPairs &&
+      pointers.sizes.has_whole_pairs();
+  with_gemm_type<scalar_t>(pairs_fit, [&](auto gemm) {
+    Forward<scalar_t, decltype(gemm)>(pointers).run();
+  });
+}
+
+namespace {
+
+// A batch of so many rows is multiplied by dot(), and not packed.
+constexpr int64_t kRowsOfDot = 12;
+// At most, so that the weights of a block stay in the cache: those of a gate if
+// they are read as they lie, those of all gates if they are converted.
+constexpr int64_t kUnitsOfABlock = 128;
+constexpr int64_t kConvertedUnitsOfABlock = 32;
+
+// The first rows of the batch are packed in panels. Those of a small batch, or
+// so few beyond whole registers that they fill half a one or less, are
+// multiplied by dot().
+struct ForwardPlan {
+  int64_t packed_rows;
+  int64_t dot_rows;
+  int64_t rows_per_panel;
+  int64_t panels;
+  int64_t units_per_block;
+  int64_t blocks;
+  int64_t ld_products; // units, with the padding that Transpose writes
+  // A task is some panels by one block.
+  int64_t panels_per_task;
+  int64_t tasks_per_block;
+  int64_t nanoseconds_per_task;
+
+  std::string to_string() const {
+    return c10::str(
+        panels,
+        " panels of rows, ",
+        dot_rows,
+        " rows by dot, ",
+        blocks,
+        " blocks of units");
+  }
+};
+
+template <typename scalar_t, typename gemm_t>
+ForwardPlan plan_of(const CellSizes& sizes, int64_t threads) {
+  constexpr bool has_dot = kPair<gemm_t> == 1;
+  const auto multiple = column_multiple<gemm_t>();
+  const auto beyond = sizes.batch % multiple;
+  const auto dot_rows = !has_dot  ? 0
+      : sizes.batch <= kRowsOfDot ? sizes.batch
+      : beyond <= multiple / 2    ? beyond
+                                  : 0;
+  const auto packed_rows = sizes.batch - dot_rows;
+  const auto rows_per_panel = panel_width<gemm_t>(packed_rows);
+  const auto panels =
+      packed_rows == 0 ? 0 : at::divup(packed_rows, rows_per_panel);
+  constexpr auto most_units = std::is_same_v<scalar_t, gemm_t>
+      ? kUnitsOfABlock
+      : kConvertedUnitsOfABlock;
+  const auto units_per_block = size_of_a_block(sizes.state_size, most_units);
+  const auto blocks = at::divup(sizes.state_size, units_per_block);
+  // So many that every thread has a task.
+  const auto panels_per_task = at::divup(panels, at::divup(threads, blocks));
+  const auto tasks_per_block =
+      panels == 0 ? 1 : at::divup(panels, panels_per_task);
+  // To read a byte of the weights takes as long as to multiply a row by it.
+  const int64_t rows = sizes.batch + sizeof(scalar_t);
+  return {
+      .packed_rows = packed_rows,
+      .dot_rows = dot_rows,
+      .rows_per_panel = rows_per_panel,
+      .panels = panels,
+      .units_per_block = units_per_block,
+      .blocks = blocks,
+      .ld_products = round_up(units_per_block, 16),
+      .panels_per_task = panels_per_task,
+      .tasks_per_block = tasks_per_block,
+      .nanoseconds_per_task = 2 * kGates * units_per_block * sizes.features() *
+          rows / kFlopPerNanosecond / tasks_per_block};
+}
+
+// products = [old_h, input] @ weights.T; panels have weights as the left
+// operand, and give the transpose. The gates of a block of hidden units are
+// computed while its products are in the cache.
+template <typename scalar_t, typename gemm_t>
+class Forward {
+  using opmath_t = at::opmath_type<scalar_t>;
+
+  const ForwardPointers<scalar_t>& p_;
+  const ForwardPlan plan_;
+  const int64_t features_;
+  Panels<gemm_t> packed_rows_; // [features, packed_rows]
+  Scratch<gemm_t> dot_rows_;   // [dot_rows, features]
+
+  // A block of hidden units, and the rows of weights of its gates.
+  struct Block {
+    int64_t first_unit;
+    int64_t units;
+    std::array<Matrix<const gemm_t>, kGates> weights; // [units, features]
+  };
+
+  // The memory of a thread.
+  struct Workspace {
+    Scratch<gemm_t> weights;      // [kGates, units, features], if converted
+    Scratch<opmath_t> transposed; // [units, rows_per_panel], of one gate
+    Scratch<opmath_t> products;   // [rows of a panel or dot_rows, kGates, ld]
+  };
+
+ public:
+  explicit Forward(const ForwardPointers<scalar_t>& pointers)
+      : p_(pointers),
+        plan_(plan_of<scalar_t, gemm_t>(p_.sizes, at::get_num_threads())),
+        features_(p_.sizes.features()),
+        packed_rows_(features_, plan_.packed_rows, plan_.rows_per_panel),
+        dot_rows_(plan_.dot_rows * features_) {}
+
+  void run() {
+    RECORD_USER_SCOPE(name_of_plan<gemm_t>(plan_));
+    pack(p_.old_h, 0, p_.sizes.state_size);
+    pack(p_.input, p_.sizes.state_size, p_.sizes.input_features);
+    at::parallel_for(
+        0,
+        plan_.blocks * plan_.tasks_per_block,
+        grain_size(plan_.nanoseconds_per_task),
+        [&](int64_t begin, int64_t end) {
+          const ProductGuard<gemm_t> guard;
+          Workspace workspace = make_workspace();
+          for (auto task = begin; task < end; ++task) {
+            run_task(task, workspace);
+          }
+        });
+  }
+
+ private:
+  static constexpr bool kConverts = !std::is_same_v<scalar_t, gemm_t>;
+
+  // Copies old_h or input, [batch, size], whose features begin at
+  // first_feature.
+  void pack(const scalar_t* from, int64_t first_feature, int64_t size) {
+    const Matrix<const scalar_t> rows{from, size};
+    at::parallel_for(
+        0,
+        plan_.panels,
+        grain_size(size * plan_.rows_per_panel / kPackedPerNanosecond),
+        [&](int64_t begin, int64_t end) {
+          for (auto panel = begin; panel < end; ++panel) {
+            packed_rows_.template pack_transposed<scalar_t>(
+                panel,
+                0,
+                first_feature,
+                rows.part(panel * plan_.rows_per_panel, 0),
+                packed_rows_.columns(panel),
+                size);
+          }
+        });
+    run_with_best_isa(
+        ConvertRows<scalar_t, gemm_t>{
+            rows.part(plan_.packed_rows, 0),
+            size,
+            {dot_rows_.data() + first_feature, features_}},
+        0,
+        plan_.dot_rows);
+  }
+
+  Workspace make_workspace() const {
+    const auto units = plan_.units_per_block;
+    const auto rows = plan_.panels == 0 ? 0 : plan_.rows_per_panel;
+    return {
+        .weights = Scratch<gemm_t>(kConverts ? kGates * units * features_ : 0),
+        .transposed = Scratch<opmath_t>(units * rows),
+        .products = Scratch<opmath_t>(
+            std::max(rows, plan_.dot_rows) * kGates * plan_.ld_products)};
+  }
+
+  void run_task(int64_t task, Workspace& workspace) const {
+    const auto first_panel =
+        task % plan_.tasks_per_block * plan_.panels_per_task;
+    const auto end_panel =
+        std::min(first_panel + plan_.panels_per_task, plan_.panels);
+    const auto block = make_block(task / plan_.tasks_per_block, workspace);
+    for (auto panel = first_panel; panel < end_panel; ++panel) {
+      multiply_panel(block, panel, workspace);
+      write_states(
+          block,
+          panel * plan_.rows_per_panel,
+          packed_rows_.columns(panel),
+          workspace);
+    }
+    if (end_panel == plan_.panels && plan_.dot_rows > 0) {
+      multiply_dot_rows(block, workspace);
+      write_states(block, plan_.packed_rows, plan_.dot_rows, workspace);
+    }
+  }
+
+  Block make_block(int64_t i, Workspace& workspace) const {
+    const auto first_unit = i * plan_.units_per_block;
+    const auto units =
+        std::min(plan_.units_per_block, p_.sizes.state_size - first_unit);
+    Block block{.first_unit = first_unit, .units = units, .weights = {}};
+    for (int64_t gate = 0; gate < kGates; ++gate) {
+      const auto row = gate * p_.sizes.state_size + first_unit;
+      const Matrix<const scalar_t> from{
+          p_.weights + row * features_, features_};
+      if constexpr (kConverts) {
+        const Matrix<gemm_t> to{
+            workspace.weights.data() + gate * units * features_, features_};
+        run_with_best_isa(
+            ConvertRows<scalar_t, gemm_t>{from, features_, to}, 0, units);
+        block.weights[gate] = to;
+      } else {
+        block.weights[gate] = from;
+      }
+    }
+    return block;
+  }
+
+  void multiply_panel(const Block& block, int64_t panel, Workspace& workspace)
+      const {
+    const auto columns = packed_rows_.columns(panel);
+    const Matrix<opmath_t> transposed{
+        workspace.transposed.data(), plan_.rows_per_panel};
+    for (int64_t gate = 0; gate < kGates; ++gate) {
+      multiply<gemm_t>(
+          {.M = block.units,
+           .N = round_up(columns, column_multiple<gemm_t>()),
+           .K = features_,
+           .A = block.weights[gate],
+           .B = packed_rows_.panel(panel),
+           .C = transposed});
+      run_with_best_isa(
+          Transpose<opmath_t, opmath_t>{
+              .from = transposed,
+              .rows = block.units,
+              .to = products_of(gate, workspace)},
+          0,
+          columns);
+    }
+  }
+
+  void multiply_dot_rows(const Block& block, Workspace& workspace) const {
+    if constexpr (kPair<gemm_t> == 1) {
+      for (int64_t gate = 0; gate < kGates; ++gate) {
+        dot<gemm_t>(
+            {.M = plan_.dot_rows,
+             .N = block.units,
+             .K = features_,
+             .A = {dot_rows_.data(), features_},
+             .B = block.weights[gate],
+             .C = products_of(gate, workspace)});
+      }
+    }
+  }
+
+  // [rows, units], a part of products.
+  Matrix<opmath_t> products_of(int64_t gate, Workspace& workspace) const {
+    const auto ld = plan_.ld_products;
+    return {workspace.products.data() + gate * ld, kGates * ld};
+  }
+
+  void write_states(
+      const Block& block,
+      int64_t first_row,
+      int64_t rows,
+      Workspace& workspace) const {
+    run_with_best_isa(
+        Gates<scalar_t>{
+            .pointers = p_.cell,
+            .products = workspace.products.data(),
+            .ld = plan_.ld_products,
+            .first_row = first_row,
+            .first_unit = block.first_unit,
+            .end_unit = block.first_unit + block.units},
+        0,
+        rows);
+  }
+};
+
+} // namespace
+
+template void cell_forward(const ForwardPointers<double>&);
+template void cell_forward(const ForwardPointers<float>&);
+template void cell_forward(const ForwardPointers<c10::Half>&);
+template void cell_forward(const ForwardPointers<c10::BFloat16>&);
 
 } // namespace lltm

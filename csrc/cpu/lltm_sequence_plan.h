@@ -85,19 +85,19 @@ struct SequencePlan {
 
   // The rows of a step that a slot computes. A step's rows are the first of the
   // batch.
-  Share rows_of(int64_t slot, int64_t rows_of_step) const {
+  Share rows_of_slot(int64_t slot, int64_t rows_of_step) const {
     Share rows(batch, slot / unit_groups, row_groups);
     rows.end = std::min(rows.end, rows_of_step);
     return rows;
   }
 
-  Share panels_of(int64_t slot) const {
+  Share panels_of_slot(int64_t slot) const {
     return Share(panels, slot % unit_groups, unit_groups);
   }
 
   // The hidden units of the panels of a slot.
-  Share units_of(int64_t slot) const {
-    auto units = panels_of(slot);
+  Share units_of_slot(int64_t slot) const {
+    auto units = panels_of_slot(slot);
     units.begin *= units_per_panel;
     units.end = std::min(units.end * units_per_panel, state_size);
     return units;
@@ -112,7 +112,7 @@ struct SequencePlan {
   // begins with the panels that the turn before it has left in the cache.
   template <typename F>
   void for_each_panel(int64_t slot, int64_t turn, const F& f) const {
-    const auto panels = panels_of(slot);
+    const auto panels = panels_of_slot(slot);
     for (int64_t i = 0; i < panels.size(); ++i) {
       f(turn % 2 == 0 ? panels.begin + i : panels.end - 1 - i);
     }

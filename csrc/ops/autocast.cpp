@@ -61,19 +61,13 @@ auto transformed(const Arguments& arguments) -> decltype(op(arguments)) {
   return results;
 }
 
-template <auto op>
-constexpr auto kernel() {
-  return as_kernel<autocast_kernel<transformed<op>>>();
-}
-
-// All arguments in the autocast dtype, as for lstm_cell. What goes backward has
-// no kernel here: it keeps the dtypes of what forward saved.
+// All arguments in the autocast dtype, as for lstm_cell. What autograd calls
+// has no kernel here: backward keeps the dtypes of what forward saved.
 void implement(torch::Library& m) {
-  m.impl("forward", kernel<forward>());
-  m.impl("_forward_with_gates", kernel<_forward_with_gates>());
-  m.impl("sequence_forward", kernel<sequence_forward>());
+  m.impl("forward", as_kernel<autocast_kernel<transformed<forward>>>());
   m.impl(
-      "_sequence_forward_with_gates", kernel<_sequence_forward_with_gates>());
+      "sequence_forward",
+      as_kernel<autocast_kernel<transformed<sequence_forward>>>());
 }
 
 } // namespace

@@ -37,8 +37,8 @@ Tuple as_tuple(const variable_list& list) {
   return tensors;
 }
 
-// Saves the arguments of an operator, each tensor at its index, and then the
-// results of forward.
+// Saves the arguments of an operator, each tensor at its index, and then those
+// results.
 template <typename Arguments>
 void save(
     AutogradContext* ctx,
@@ -121,15 +121,6 @@ SequenceBackwardArguments backward_arguments(
       .output_mask = output_mask};
 }
 
-// Whether they read a result.
-bool is_read(const ForwardArguments&, size_t result) {
-  return result != 0;
-}
-
-bool is_read(const SequenceForwardArguments&, size_t result) {
-  return result != 2 && result != 3;
-}
-
 bool has_tangent(const at::Tensor& tensor) {
   return tensor.defined() && tensor._fw_grad(/*level=*/0).defined();
 }
@@ -210,15 +201,19 @@ struct ForwardFunction : torch::autograd::Function<Node> {
     const at::AutoDispatchBelowADInplaceOrView guard;
     const Arguments arguments{values...};
     auto results = as_list(op_with_gates(arguments));
-    // Aliases with the same version. An output itself would hold the node,
-    // which holds ctx, which goes on to hold it if a hook on saved tensors
-    // raises: activation checkpointing ends a recomputation that way.
-    variable_list read;
-    for (size_t i = 0; i < results.size(); ++i) {
-      read.push_back(
-          is_read(arguments, i) ? results[i].tensor_data() : at::Tensor());
+    const auto backward = backward_arguments(
+        arguments, results, variable_list(results.size()), kAllWanted);
+    variable_list saved;
+    for (const auto& result : results) {
+      const bool is_read = any_tensor(backward, [&](const at::Tensor& tensor) {
+        return tensor.is_same(result);
+      });
+      // An alias with the same version. An output itself would hold the node,
+      // which holds ctx, which goes on to hold it if a hook on saved tensors
+      // raises: activation checkpointing ends a recomputation that way.
+      saved.push_back(is_read ? result.tensor_data() : at::Tensor());
     }
-    save(ctx, arguments, read);
+    save(ctx, arguments, saved);
     // Autograd's own zeros are plain tensors, which no DTensor goes with.
     ctx->set_materialize_grads(false);
     results.pop_back(); // the gates

@@ -42,23 +42,20 @@ void check_dtype(
     const Argument<at::Tensor>& argument,
     at::ScalarType dtype_of_input) {
   const auto dtype = argument.value.scalar_type();
-  if (argument.dtype != at::ScalarType::Undefined) {
-    TORCH_CHECK(
-        dtype == argument.dtype,
-        expected(
-            op, argument, c10::str("to have dtype ", argument.dtype), dtype));
-    return;
-  }
+  const bool has_own = argument.dtype != at::ScalarType::Undefined;
+  const auto wanted = has_own ? argument.dtype : dtype_of_input;
   TORCH_CHECK(
-      dtype == dtype_of_input,
+      dtype == wanted,
       expected(
           op,
           argument,
-          c10::str("to have the dtype of input, ", dtype_of_input),
+          c10::str(
+              has_own ? "to have dtype " : "to have the dtype of input, ",
+              wanted),
           dtype));
   TORCH_CHECK(
-      dtype == at::kDouble || dtype == at::kFloat || dtype == at::kBFloat16 ||
-          dtype == at::kHalf,
+      has_own || dtype == at::kDouble || dtype == at::kFloat ||
+          dtype == at::kBFloat16 || dtype == at::kHalf,
       expected(
           op,
           argument,
@@ -91,21 +88,6 @@ std::string names(const Shape& shape) {
   return names + "]";
 }
 
-void check_dims(const char* op, const Argument<at::Tensor>& argument) {
-  const auto expected_dims = dims(argument.shape);
-  TORCH_CHECK(
-      argument.value.dim() == expected_dims,
-      expected(
-          op,
-          argument,
-          c10::str(
-              "to have ",
-              expected_dims,
-              expected_dims == 1 ? " dimension " : " dimensions ",
-              names(argument.shape)),
-          argument.value.dim()));
-}
-
 } // namespace
 
 void check_tensor(
@@ -136,17 +118,23 @@ Sizes::Sizes(
     const Argument<at::Tensor>& weights)
     : op_(op) {
   check(input);
-  check_dims(op_, weights);
-  const auto state_size = weights.value.sym_size(0) / 3;
+  check(weights);
+  const auto state_size = *size(Dim::kGates) / 3;
   size(Dim::kStateSize) = state_size;
   size(Dim::kGates) = state_size * 3;
-  size(Dim::kFeatures) = state_size + input.value.sym_size(-1);
+  size(Dim::kFeatures) = state_size + *size(Dim::kInputFeatures);
   check(weights);
 }
 
 void Sizes::check(const Argument<at::Tensor>& argument) {
-  check_dims(op_, argument);
   const auto sizes = argument.value.sym_sizes();
+  TORCH_CHECK(
+      static_cast<int64_t>(sizes.size()) == dims(argument.shape),
+      expected(
+          op_,
+          argument,
+          c10::str("to have shape ", names(argument.shape)),
+          sizes));
   // TORCH_SYM_CHECK records the equality instead of specialising on it.
   auto equal = c10::SymBool(true);
   for (size_t i = 0; i < sizes.size(); ++i) {

@@ -38,15 +38,16 @@ struct Mapped {
   template <typename Arguments>
   explicit Mapped(const Arguments& arguments) {
     for_each_tensor(arguments, [&](const Argument<at::Tensor>& argument) {
-      if (const auto* mapped = maybeGetBatchedImpl(argument.value)) {
-        level = std::max(level, mapped->level());
+      const auto* mapped = maybeGetBatchedImpl(argument.value);
+      if (mapped == nullptr || mapped->level() < level) {
+        return;
       }
-    });
-    for_each_tensor(arguments, [&](const Argument<at::Tensor>& argument) {
-      if (const auto* mapped = here(argument.value)) {
-        size = mapped->value().sym_size(mapped->bdim());
-        all_have_a_batch = all_have_a_batch && batch_dim(argument.shape) >= 0;
+      if (mapped->level() > level) {
+        level = mapped->level();
+        all_have_a_batch = true;
       }
+      all_have_a_batch = all_have_a_batch && batch_dim(argument.shape) >= 0;
+      size = mapped->value().sym_size(mapped->bdim());
     });
   }
 

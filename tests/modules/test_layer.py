@@ -199,6 +199,11 @@ def test_names_in_the_state_dict_are_those_of_nn_lstm():
     assert set(lltm_ops.LLTM(5, 6, bias=False).state_dict()) == {"weights_l0"}
 
 
+def test_parameters_are_drawn_as_those_of_nn_lstm():
+    for parameter in lltm_ops.LLTM(5, 100, 2).parameters():
+        assert 0.095 < parameter.abs().max() <= 0.1
+
+
 @each_structure
 @pytest.mark.parametrize("slow", [{}, {"layer_norm": True}], ids=str)
 def test_resets(options, slow):

@@ -69,10 +69,11 @@ struct Operands {
   Matrix<const T> A;
   Matrix<const T> B;
   Matrix<at::opmath_type<T>> C;
-  bool accumulate;
-  // One row or two have too few sums to hide the latency of an addition, so
-  // each sum has several chains. oneDNN decides for itself.
-  bool several_chains;
+  bool accumulate = false;
+  // Adds each sum up in several chains, because one row or two have too few
+  // sums to hide the latency of an addition. Only where threads do not divide
+  // M: its rounding differs. dot() and oneDNN decide for themselves.
+  bool several_chains = false;
 };
 
 // On the calling thread: in float and double by tiles of our own, in bfloat16
