@@ -21,7 +21,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
 // lltm::sequence_backward on the CPU, and lltm::backward, which is that of a
@@ -356,7 +355,7 @@ class Backward {
            .N = plan_.slots.units_in(panel),
            .K = weights_.terms(),
            .A = d_preactivations.part(rows.begin, 0),
-           .B = std::as_const(weights_).panel(panel),
+           .B = weights_.panel(panel),
            .C = d_h.part(rows.begin, panel * plan_.slots.units_per_panel),
            .accumulate = false,
            .several_chains = p_.sizes.batch <= 2});

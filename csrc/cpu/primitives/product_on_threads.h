@@ -57,11 +57,13 @@ ProductPlan plan_of(int64_t M, int64_t N, int64_t K, bool always_packs) {
   const auto columns_per_block =
       round_up(size_of_a_block(N, kRowsOfABlock), tile);
   const auto column_blocks = at::divup(N, columns_per_block);
-  // So many that every thread has a block, unless it would have few rows.
+  // As many blocks as threads, unless that leaves few rows to a block.
   const int64_t threads = at::get_num_threads();
-  const auto row_blocks = std::max(
-      at::divup(M, kRowsOfABlock),
-      std::min(at::divup(threads, column_blocks), M / kRowsWorthPacking));
+  const auto rows_per_block = at::divup(
+      M,
+      std::max(
+          at::divup(M, kRowsOfABlock),
+          std::min(at::divup(threads, column_blocks), M / kRowsWorthPacking)));
   const bool packs =
       always_packs || (M > kRowsWorthPacking && K > kTermsWorthPacking);
   return {
@@ -71,8 +73,8 @@ ProductPlan plan_of(int64_t M, int64_t N, int64_t K, bool always_packs) {
       .columns_per_panel = packs && !pairs ? tile : columns_per_block,
       .columns_per_block = columns_per_block,
       .column_blocks = column_blocks,
-      .rows_per_block = at::divup(M, row_blocks),
-      .row_blocks = row_blocks};
+      .rows_per_block = rows_per_block,
+      .row_blocks = at::divup(M, rows_per_block)};
 }
 
 // Memory for A [rows, terms], with room for the zeros that a product needs.
