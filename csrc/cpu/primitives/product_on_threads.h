@@ -22,9 +22,9 @@ namespace lltm {
 // read lies together.
 constexpr int64_t kRowsWorthPacking = 64;
 constexpr int64_t kTermsWorthPacking = 32;
-// The rows or columns of a block, at most, and its terms. What is read of A
-// then takes up to 768 KiB in float, and stays in L2 while all columns pass.
-constexpr int64_t kRowsOfABlock = 384;
+// The rows and the columns of a block, at most, and its terms. What is read of
+// A then takes up to 768 KiB in float, and stays in L2 while all columns pass.
+constexpr int64_t kSideOfABlock = 384;
 constexpr int64_t kTermsOfABlock = 512;
 // Sums of so many terms are added up, and then added to one another. One chain
 // over a batch of 131,072 rows has three times the error of PyTorch's product.
@@ -55,14 +55,14 @@ ProductPlan plan_of(int64_t M, int64_t N, int64_t K, bool always_packs) {
   constexpr bool pairs = kPair<gemm_t> == 2;
   const auto tile = pairs ? 16 : panel_width<gemm_t>(N);
   const auto columns_per_block =
-      round_up(size_of_a_block(N, kRowsOfABlock), tile);
+      round_up(size_of_a_block(N, kSideOfABlock), tile);
   const auto column_blocks = at::divup(N, columns_per_block);
   // As many blocks as threads, unless that leaves few rows to a block.
   const int64_t threads = at::get_num_threads();
   const auto rows_per_block = at::divup(
       M,
       std::max(
-          at::divup(M, kRowsOfABlock),
+          at::divup(M, kSideOfABlock),
           std::min(at::divup(threads, column_blocks), M / kRowsWorthPacking)));
   const bool packs =
       always_packs || (M > kRowsWorthPacking && K > kTermsWorthPacking);
@@ -112,13 +112,19 @@ class LeftOperand {
 // half type, it is then overwritten, and accumulate must be false.
 template <typename scalar_t, typename gemm_t, typename out_t>
 struct ProductOnThreads {
+  using opmath_t = at::opmath_type<out_t>;
+  static constexpr bool kInPlace = std::is_same_v<out_t, opmath_t>;
+  // To convert B, or into pairs.
+  static constexpr bool kAlwaysPacks =
+      kPair<gemm_t> == 2 || !std::is_same_v<scalar_t, gemm_t>;
+
   int64_t M;
   int64_t N;
   int64_t K;
   Matrix<const gemm_t> A;   // [M, padded_terms(K)]
   Matrix<const scalar_t> B; // [K, N]
   Matrix<out_t> C;
-  bool accumulate;
+  bool accumulate = false;
 
   void run() const {
     if (M == 0 || N == 0) {
@@ -154,12 +160,6 @@ struct ProductOnThreads {
   }
 
  private:
-  using opmath_t = at::opmath_type<out_t>;
-  static constexpr bool kInPlace = std::is_same_v<out_t, opmath_t>;
-  // To convert B, or into pairs.
-  static constexpr bool kAlwaysPacks =
-      kPair<gemm_t> == 2 || !std::is_same_v<scalar_t, gemm_t>;
-
   struct Block {
     int64_t row; // of C
     int64_t column;
