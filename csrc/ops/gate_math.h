@@ -60,36 +60,32 @@ LLTM_INLINE T at_most(float high, T x) {
   return high < x ? high : x;
 }
 
-// x = n * ln(2) + r with an integer n and |r| <= ln(2) / 2, for |x| < 2^21. The
-// low bits of an integer hold n.
+// exp(x) = 2^n * (1 + p), for |x| < 2^21. n is in the low bits of an integer.
 template <typename T>
-struct ExpReduction {
+struct ExpParts {
   Bits<T> n;
-  T r;
+  T p;
 };
 
 template <typename T>
-LLTM_INLINE ExpReduction<T> reduce_for_exp(T x) {
-  // Adding 1.5 * 2^23 leaves the nearest integer in the low bits of the sum:
-  // unlike rintf, this has an instruction in every instruction set.
+LLTM_INLINE ExpParts<T> exp_parts(T x) {
+  // x = n * ln(2) + r with |r| <= ln(2) / 2. Adding 1.5 * 2^23 leaves the
+  // nearest integer in the low bits of the sum: unlike rintf, this has an
+  // instruction in every instruction set.
   constexpr float kRound = 12582912.0f;
   const T shifted = x * 1.44269504088896341f + kRound;
   const T n = shifted - kRound;
   // ln(2) in two parts (Cephes): n times the first is exact.
   const T r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
-  return {bit_cast<Bits<T>>(shifted), r};
-}
-
-// exp(r) - 1 for |r| <= ln(2) / 2, minimax (Cephes expf), within 1 ulp. Terms
-// are taken in pairs, which makes the chain of operations shorter than
-// Horner's.
-template <typename T>
-LLTM_INLINE T expm1_polynomial(T r) {
+  // exp(r) - 1, minimax (Cephes expf), within 1 ulp. Terms are taken in pairs,
+  // which makes the chain of operations shorter than Horner's.
   const T r2 = r * r;
   const T p01 = 1.9875691500e-4f * r + 1.3981999507e-3f;
   const T p23 = 8.3334519073e-3f * r + 4.1665795894e-2f;
   const T p45 = 1.6666665459e-1f * r + 5.0000001201e-1f;
-  return ((p01 * r2 + p23) * r2 + p45) * r2 + r;
+  return {
+      .n = bit_cast<Bits<T>>(shifted),
+      .p = ((p01 * r2 + p23) * r2 + p45) * r2 + r};
 }
 
 // 2^n for -127 < n < 128.
@@ -101,9 +97,9 @@ LLTM_INLINE T exp2_of(Bits<T> n) {
 // exp(x) - 1 for |x| <= 40.
 template <typename T>
 LLTM_INLINE T expm1_within_limits(T x) {
-  const auto [n, r] = reduce_for_exp(x);
+  const auto [n, p] = exp_parts(x);
   const T scale = exp2_of<T>(n);
-  return expm1_polynomial(r) * scale + (scale - 1.0f);
+  return p * scale + (scale - 1.0f);
 }
 
 template <typename T>
@@ -116,8 +112,8 @@ LLTM_INLINE T sigmoid(T x) {
   // of the fraction are taken times 2^-32.
   constexpr uint32_t kShift = 32;
   constexpr float kOne = 0x1p-32f;
-  const auto [n, r] = reduce_for_exp(-at_most(40.0f, at_least(-105.0f, x)));
-  return kOne / (kOne + (1.0f + expm1_polynomial(r)) * exp2_of<T>(n - kShift));
+  const auto [n, p] = exp_parts(-at_most(40.0f, at_least(-105.0f, x)));
+  return kOne / (kOne + (1.0f + p) * exp2_of<T>(n - kShift));
 #endif
 }
 

@@ -66,25 +66,10 @@ C10_ALWAYS_INLINE void store_lanes(const Lanes& lanes, T* to) {
   std::memcpy(to, &lanes, sizeof(lanes));
 }
 
-// Calls body<vec_t>(i) for the last elements of [begin, end): fewer than two
-// vectors of kBytes, so each size of vector is called for once at most.
-template <typename T, int64_t kBytes, typename Body>
-C10_ALWAYS_INLINE void
-in_last_vectors(int64_t begin, int64_t end, const Body& body) {
-  constexpr auto lanes = Lanes<T, kBytes>::count;
-  if (((end - begin) & lanes) != 0) {
-    using vec_t =
-        std::conditional_t<lanes == 1, T, typename Lanes<T, kBytes>::type>;
-    body.template operator()<vec_t>(begin);
-    begin += lanes;
-  }
-  if constexpr (lanes > 1) {
-    in_last_vectors<T, kBytes / 2>(begin, end, body);
-  }
-}
-
-// Calls body<vec_t>(i) for [begin, end): with vectors of kBytes, and for the
-// last elements with ever smaller ones, down to T.
+// Calls body<vec_t>(i) for [begin, end): with vectors of kBytes, then with ever
+// smaller ones, and with T for the last element. This is no loop that the
+// compiler could vectorise, so an element is computed by the same instructions
+// wherever it lies.
 template <typename T, int64_t kBytes, typename Body>
 C10_ALWAYS_INLINE void
 in_vectors(int64_t begin, int64_t end, const Body& body) {
@@ -94,8 +79,10 @@ in_vectors(int64_t begin, int64_t end, const Body& body) {
   for (; end - begin >= lanes; begin += lanes) {
     body.template operator()<vec_t>(begin);
   }
-  if constexpr (lanes > 1) {
-    in_last_vectors<T, kBytes / 2>(begin, end, body);
+  if constexpr (lanes > 2) {
+    in_vectors<T, kBytes / 2>(begin, end, body);
+  } else if (lanes == 2 && begin < end) {
+    body.template operator()<T>(begin);
   }
 }
 
