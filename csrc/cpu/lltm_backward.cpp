@@ -21,7 +21,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
 // lltm::sequence_backward on the CPU, and lltm::backward, which is that of a
@@ -32,9 +31,6 @@
 namespace lltm {
 
 namespace {
-
-// There are many rows, because each chunk reads and writes d_weights once.
-constexpr int64_t kRowsOfAChunk = 1024;
 
 // To contiguous memory. The rows of all steps lie one step after the other.
 template <typename scalar_t>
@@ -156,7 +152,17 @@ BackwardResult backward_kernel_impl(
 BackwardResult backward_kernel(const BackwardArguments& a) {
   check_arguments(a);
   return backward_kernel_impl(
-      as_sequence(a),
+      {.grad_output = a.grad_h,
+       .grad_cells = a.grad_cell,
+       .grad_h_n = {},
+       .grad_c_n = {},
+       .output = a.new_cell, // no step reads the h of a step before it
+       .cells = a.new_cell,
+       .gates = a.gates,
+       .input = a.input,
+       .weights = a.weights,
+       .h0 = a.old_h,
+       .output_mask = a.output_mask},
       {{.first_row = 0, .rows = a.input.size(0), .carried = 0}});
 }
 
@@ -165,11 +171,35 @@ BackwardResult sequence_backward_kernel(const SequenceBackwardArguments& a) {
   return backward_kernel_impl(a, sequence_steps(a));
 }
 
-struct BackwardPlan {
+} // namespace
+
+TORCH_LIBRARY_IMPL(lltm, CPU, m) {
+  m.impl("backward", as_kernel<backward_kernel>());
+  m.impl("sequence_backward", as_kernel<sequence_backward_kernel>());
+}
+
+namespace {
+
+template <typename scalar_t, typename gemm_t>
+class Backward;
+
+template <typename scalar_t>
+void run_backward(const BackwardPointers<scalar_t>& pointers) {
+  constexpr bool pairs_fit = true; // odd sizes are padded with zeros
+  with_gemm_type<scalar_t>(pairs_fit, [&](auto gemm) {
+    Backward<scalar_t, decltype(gemm)>(pointers).run();
+  });
+}
+
+// There are many rows, because each chunk reads and writes d_weights once.
+constexpr int64_t kRowsOfAChunk = 1024;
+
+struct BackwardPlan : SequencePlan {
+  explicit BackwardPlan(const SequencePlan& plan) : SequencePlan(plan) {}
+
   // Without resets. Then the gradient of h0 is one product of all rows, as that
   // of the input is. Else there is a product for each step.
   bool is_one_step;
-  SequencePlan slots;
   std::vector<SequenceChunk> chunks;
   int64_t most_rows; // of a chunk
   // d_weights and d_bias add up over the chunks in opmath_t, so half types need
@@ -181,23 +211,23 @@ struct BackwardPlan {
 
 template <typename scalar_t, typename gemm_t>
 BackwardPlan plan_of(const BackwardPointers<scalar_t>& p) {
+  const auto& sizes = p.sizes;
   const bool is_one_step = p.steps.size() == 1 && p.resets.data == nullptr;
-  const bool is_half = !std::is_same_v<scalar_t, at::opmath_type<scalar_t>>;
-  const auto chunks = sequence_chunks(p.steps, kRowsOfAChunk);
-  return {
-      .is_one_step = is_one_step,
-      .slots = plan_of(
-          p.sizes,
-          p.steps.size(),
-          p.has_batch_sizes,
-          panel_width<gemm_t>(p.sizes.state_size),
-          is_one_step ? 0 : 2 * kGates * p.sizes.state_size,
-          available_threads()),
-      .chunks = chunks,
-      .most_rows = most_rows(chunks),
-      .needs_sums = is_half && chunks.size() > 1,
-      .state_numel = p.sizes.batch * p.sizes.state_size,
-      .weights_numel = p.sizes.gate_units() * p.sizes.features()};
+  BackwardPlan plan(plan_of(
+      sizes,
+      p.steps.size(),
+      p.has_batch_sizes,
+      panel_width<gemm_t>(sizes.state_size),
+      is_one_step ? 0 : 2 * kGates * sizes.state_size,
+      available_threads()));
+  plan.is_one_step = is_one_step;
+  plan.chunks = sequence_chunks(p.steps, kRowsOfAChunk);
+  plan.most_rows = most_rows(plan.chunks);
+  plan.needs_sums = !std::is_same_v<scalar_t, at::opmath_type<scalar_t>> &&
+      plan.chunks.size() > 1;
+  plan.state_numel = sizes.batch * sizes.state_size;
+  plan.weights_numel = sizes.gate_units() * sizes.features();
+  return plan;
 }
 
 template <typename scalar_t, typename gemm_t>
@@ -219,8 +249,9 @@ class Backward {
   LeftOperand<gemm_t> d_preactivations_;
   LeftOperand<gemm_t> d_preactivations_t_;
   Scratch<scalar_t> old_h_; // [rows, state_size]
-  Scratch<gemm_t> ones_;    // [1, rows]
-  // If plan_.needs_sums, those of all chunks so far.
+  // [1, rows]. Their product with d_preactivations is d_bias.
+  Scratch<gemm_t> ones_;
+  // If plan_.needs_sums, the sums over the chunks so far.
   Scratch<opmath_t> d_weights_;
   Scratch<opmath_t> d_bias_;
 
@@ -233,7 +264,7 @@ class Backward {
         weights_(
             p_.sizes.gate_units(),
             plan_.is_one_step ? 0 : p_.sizes.state_size,
-            plan_.slots.units_per_panel),
+            plan_.units_per_panel),
         d_preactivations_(plan_.most_rows, p_.sizes.gate_units()),
         d_preactivations_t_(p_.sizes.gate_units(), plan_.most_rows),
         old_h_(plan_.is_one_step ? 0 : plan_.most_rows * p_.sizes.state_size),
@@ -242,7 +273,7 @@ class Backward {
         d_bias_(plan_.needs_sums ? p_.sizes.gate_units() : 0) {}
 
   void run() {
-    RECORD_USER_SCOPE(name_of_plan<gemm_t>(plan_.slots));
+    RECORD_USER_SCOPE(name_of_plan<gemm_t>(plan_));
     load_gradient_of_last(p_.grad_h_n, d_h_.data());
     load_gradient_of_last(p_.grad_c_n, d_cell_.data());
     d_preactivations_.pad(plan_.most_rows, p_.sizes.gate_units());
@@ -254,22 +285,21 @@ class Backward {
     for (auto chunk = plan_.chunks.rbegin(); chunk != plan_.chunks.rend();
          ++chunk) {
       run_together(
-          plan_.slots.slots(),
-          [&](int64_t begin, int64_t end, Barrier& barrier) {
+          plan_.slots(), [&](int64_t begin, int64_t end, Barrier& barrier) {
             const ProductGuard<gemm_t> guard;
             run_steps(*chunk, begin, end, barrier);
           });
-      multiply_rows(*chunk);
+      multiply_chunk(*chunk);
     }
     // The first step that has a row of the batch is the last to write its
     // gradient.
     if (!plan_.is_one_step) {
-      store(d_h_, p_.d_h0, plan_.state_numel);
+      store_if_wanted(d_h_, p_.d_h0, plan_.state_numel);
     }
-    store(d_cell_, p_.d_c0, plan_.state_numel);
+    store_if_wanted(d_cell_, p_.d_c0, plan_.state_numel);
     if (plan_.needs_sums) {
-      store(d_weights_, p_.d_weights, plan_.weights_numel);
-      store(d_bias_, p_.d_bias, p_.sizes.gate_units());
+      store_if_wanted(d_weights_, p_.d_weights, plan_.weights_numel);
+      store_if_wanted(d_bias_, p_.d_bias, p_.sizes.gate_units());
     }
   }
 
@@ -280,6 +310,13 @@ class Backward {
       std::fill_n(d_state, plan_.state_numel, opmath_t(0));
     } else {
       convert(gradient, d_state, plan_.state_numel);
+    }
+  }
+
+  void
+  store_if_wanted(const Scratch<opmath_t>& from, scalar_t* to, int64_t numel) {
+    if (to != nullptr) {
+      convert(from.data(), to, numel);
     }
   }
 
@@ -300,7 +337,7 @@ class Backward {
       }
       // One barrier is enough: multiply_step() reads the rows of all slots, but
       // pointwise() reads the d_h and d_cell of its own alone.
-      if (plan_.slots.needs_barrier() && !barrier.wait(end - begin)) {
+      if (plan_.needs_barrier() && !barrier.wait(end - begin)) {
         return;
       }
       for (int64_t slot = begin; slot < end; ++slot) {
@@ -313,8 +350,8 @@ class Backward {
   }
 
   void pointwise(int64_t slot, int64_t i, Matrix<gemm_t> d_preactivations) {
-    const auto rows = plan_.slots.rows_of_slot(slot, p_.steps[i].rows);
-    const auto units = plan_.slots.units_of_slot(slot);
+    const auto rows = plan_.rows_of_slot(slot, p_.steps[i].rows);
+    const auto units = plan_.units_of_slot(slot);
     const auto first = p_.steps[i].first_row * p_.sizes.state_size;
     run_with_best_isa(
         PointwiseBackward<scalar_t, gemm_t>{
@@ -338,34 +375,33 @@ class Backward {
       int64_t slot,
       int64_t i,
       Matrix<const gemm_t> d_preactivations) {
-    const auto rows = plan_.slots.rows_of_slot(slot, p_.steps[i].rows);
+    const auto rows = plan_.rows_of_slot(slot, p_.steps[i].rows);
     const Matrix<opmath_t> d_h{d_h_.data(), p_.sizes.state_size};
-    plan_.slots.for_each_panel(slot, i, [&](int64_t panel) {
+    plan_.for_each_panel(slot, i, [&](int64_t panel) {
       multiply<gemm_t>(
           {.M = rows.size(),
-           .N = plan_.slots.units_in(panel),
+           .N = plan_.units_in(panel),
            .K = weights_.terms(),
            .A = d_preactivations.part(rows.begin, 0),
-           .B = std::as_const(weights_).panel(panel),
-           .C = d_h.part(rows.begin, panel * plan_.slots.units_per_panel),
-           .accumulate = false,
+           .B = weights_.panel(panel),
+           .C = d_h.part(rows.begin, panel * plan_.units_per_panel),
            .several_chains = p_.sizes.batch <= 2});
     });
   }
 
   // No gradient passes a reset.
   void reset(int64_t slot, int64_t i) {
-    const auto rows = plan_.slots.rows_of_slot(slot, p_.steps[i].rows);
+    const auto rows = plan_.rows_of_slot(slot, p_.steps[i].rows);
     for (auto* d_state : {d_h_.data(), d_cell_.data()}) {
       p_.resets.template zero<opmath_t>(
           p_.steps[i],
           rows,
-          plan_.slots.units_of_slot(slot),
+          plan_.units_of_slot(slot),
           {d_state, p_.sizes.state_size});
     }
   }
 
-  void multiply_rows(const SequenceChunk& chunk) {
+  void multiply_chunk(const SequenceChunk& chunk) {
     const auto state_size = p_.sizes.state_size;
     const auto features = p_.sizes.input_features;
     if (plan_.needs_sums) {
@@ -395,8 +431,7 @@ class Backward {
         .K = p_.sizes.gate_units(),
         .A = d_preactivations_.matrix(),
         .B = {p_.weights + first_feature, p_.sizes.features()},
-        .C = {d_operand, features},
-        .accumulate = false}
+        .C = {d_operand, features}}
         .run();
   }
 
@@ -424,7 +459,7 @@ class Backward {
       return;
     }
     transpose(chunk.rows);
-    const auto columns =
+    const auto multiply_columns =
         [&](const scalar_t* operand, int64_t first_feature, int64_t features) {
           ProductOnThreads<scalar_t, gemm_t, out_t>{
               .M = gate_units,
@@ -438,8 +473,10 @@ class Backward {
         };
     const auto state_size = p_.sizes.state_size;
     const auto features = p_.sizes.input_features;
-    columns(plan_.is_one_step ? p_.h0 : gather_old_h(chunk), 0, state_size);
-    columns(p_.input + chunk.first_row * features, state_size, features);
+    multiply_columns(
+        plan_.is_one_step ? p_.h0 : gather_old_h(chunk), 0, state_size);
+    multiply_columns(
+        p_.input + chunk.first_row * features, state_size, features);
   }
 
   void transpose(int64_t rows) {
@@ -478,22 +515,7 @@ class Backward {
         });
     return old_h_.data();
   }
-
-  // to = from, if it is wanted.
-  void store(const Scratch<opmath_t>& from, scalar_t* to, int64_t numel) {
-    if (to != nullptr) {
-      convert(from.data(), to, numel);
-    }
-  }
 };
-
-template <typename scalar_t>
-void run_backward(const BackwardPointers<scalar_t>& pointers) {
-  constexpr bool pairs_fit = true; // odd sizes are padded with zeros
-  with_gemm_type<scalar_t>(pairs_fit, [&](auto gemm) {
-    Backward<scalar_t, decltype(gemm)>(pointers).run();
-  });
-}
 
 // A body for run_with_best_isa(): units [first_unit, end_unit) of some rows.
 // The gradients that pass between steps are not rounded.
@@ -557,10 +579,5 @@ struct PointwiseBackward {
 };
 
 } // namespace
-
-TORCH_LIBRARY_IMPL(lltm, CPU, m) {
-  m.impl("backward", as_kernel<backward_kernel>());
-  m.impl("sequence_backward", as_kernel<sequence_backward_kernel>());
-}
 
 } // namespace lltm

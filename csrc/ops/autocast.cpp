@@ -43,12 +43,13 @@ namespace {
 // that the thread had before, and autocast leaves only float64 alone. Where it
 // casts another operator below its derivative, that fails over its dtypes.
 template <auto op, typename Arguments = ArgumentsOf<op>>
-auto transformed(const Arguments& arguments) -> decltype(op(arguments)) {
+auto exact_in_transforms(const Arguments& arguments)
+    -> decltype(op(arguments)) {
   if (!transform_is_active()) {
     return op(arguments);
   }
   check_tensors(arguments);
-  auto results = call_with_mapped_tensors(
+  auto results = call_with_replaced_tensors(
       arguments,
       [](const Argument<at::Tensor>& argument) {
         return argument.value.is_floating_point()
@@ -61,19 +62,13 @@ auto transformed(const Arguments& arguments) -> decltype(op(arguments)) {
   return results;
 }
 
-template <auto op>
-constexpr auto kernel() {
-  return as_kernel<autocast_kernel<transformed<op>>>();
-}
-
-// All arguments in the autocast dtype, as for lstm_cell. What goes backward has
-// no kernel here: it keeps the dtypes of what forward saved.
+// All arguments in the autocast dtype, as for lstm_cell. What autograd calls
+// has no kernel here: backward keeps the dtypes of what forward saved.
 void implement(torch::Library& m) {
-  m.impl("forward", kernel<forward>());
-  m.impl("_forward_with_gates", kernel<_forward_with_gates>());
-  m.impl("sequence_forward", kernel<sequence_forward>());
+  m.impl("forward", as_kernel<autocast_kernel<exact_in_transforms<forward>>>());
   m.impl(
-      "_sequence_forward_with_gates", kernel<_sequence_forward_with_gates>());
+      "sequence_forward",
+      as_kernel<autocast_kernel<exact_in_transforms<sequence_forward>>>());
 }
 
 } // namespace

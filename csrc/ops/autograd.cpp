@@ -23,6 +23,19 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
+OptionalTensor if_defined(const at::Tensor& tensor) {
+  return tensor.defined() ? OptionalTensor(tensor) : OptionalTensor();
+}
+
+template <typename Arguments, typename Predicate>
+bool any_tensor(const Arguments& arguments, const Predicate& predicate) {
+  bool any = false;
+  for_each_tensor(arguments, [&](const Argument<at::Tensor>& argument) {
+    any = any || predicate(argument.value);
+  });
+  return any;
+}
+
 template <typename... Tensors>
 variable_list as_list(const std::tuple<Tensors...>& tensors) {
   return std::apply(
@@ -37,8 +50,8 @@ Tuple as_tuple(const variable_list& list) {
   return tensors;
 }
 
-// Saves the arguments of an operator, each tensor at its index, and then the
-// results of forward.
+// Saves the arguments of an operator, each tensor at its index, and then those
+// results.
 template <typename Arguments>
 void save(
     AutogradContext* ctx,
@@ -121,15 +134,6 @@ SequenceBackwardArguments backward_arguments(
       .output_mask = output_mask};
 }
 
-// Whether they read a result.
-bool is_read(const ForwardArguments&, size_t result) {
-  return result != 0;
-}
-
-bool is_read(const SequenceForwardArguments&, size_t result) {
-  return result != 2 && result != 3;
-}
-
 bool has_tangent(const at::Tensor& tensor) {
   return tensor.defined() && tensor._fw_grad(/*level=*/0).defined();
 }
@@ -147,7 +151,7 @@ variable_list composite_backward(
       c10::autocast_dispatch_keyset);
   variable_list inputs;
   size_t index = 0;
-  const auto results = as_list(call_with_mapped_tensors(
+  const auto results = as_list(call_with_replaced_tensors(
       arguments,
       [&](const Argument<at::Tensor>& argument) {
         const auto i = index++;
@@ -210,15 +214,19 @@ struct ForwardFunction : torch::autograd::Function<Node> {
     const at::AutoDispatchBelowADInplaceOrView guard;
     const Arguments arguments{values...};
     auto results = as_list(op_with_gates(arguments));
-    // Aliases with the same version. An output itself would hold the node,
-    // which holds ctx, which goes on to hold it if a hook on saved tensors
-    // raises: activation checkpointing ends a recomputation that way.
-    variable_list read;
-    for (size_t i = 0; i < results.size(); ++i) {
-      read.push_back(
-          is_read(arguments, i) ? results[i].tensor_data() : at::Tensor());
+    const auto backward = backward_arguments(
+        arguments, results, variable_list(results.size()), kAllWanted);
+    variable_list saved;
+    for (const auto& result : results) {
+      const bool is_read = any_tensor(backward, [&](const at::Tensor& tensor) {
+        return tensor.is_same(result);
+      });
+      // An alias with the same version. An output itself would hold the node,
+      // which holds ctx, which goes on to hold it if a hook on saved tensors
+      // raises: activation checkpointing ends a recomputation that way.
+      saved.push_back(is_read ? result.tensor_data() : at::Tensor());
     }
-    save(ctx, arguments, read);
+    save(ctx, arguments, saved);
     // Autograd's own zeros are plain tensors, which no DTensor goes with.
     ctx->set_materialize_grads(false);
     results.pop_back(); // the gates

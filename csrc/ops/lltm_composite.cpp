@@ -63,25 +63,14 @@ BackwardResult pre_activations_backward(
     OutputMask output_mask) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(
       c10::autocast_dispatch_keyset);
-  at::Tensor d_input, d_weights, d_bias, d_old_h;
-  if (output_mask[0]) {
-    d_input = d_gates.mm(columns_for_input(weights, input, old_h));
-  }
-  if (output_mask[1]) {
-    d_weights = d_gates.t().mm(at::cat({old_h, input}, 1));
-  }
-  if (output_mask[2]) {
-    d_bias = d_gates.sum(0);
-  }
-  if (output_mask[3]) {
-    d_old_h = d_gates.mm(columns_for_h(weights, old_h));
-  }
+  const auto& [d_input, d_weights, d_bias, d_old_h, d_cell] = output_mask;
+  const at::Tensor none;
   return {
-      d_input,
-      d_weights,
-      d_bias,
-      d_old_h,
-      output_mask[4] ? d_old_cell : at::Tensor()};
+      d_input ? d_gates.mm(columns_for_input(weights, input, old_h)) : none,
+      d_weights ? d_gates.t().mm(at::cat({old_h, input}, 1)) : none,
+      d_bias ? d_gates.sum(0) : none,
+      d_old_h ? d_gates.mm(columns_for_h(weights, old_h)) : none,
+      d_cell ? d_old_cell : none};
 }
 
 at::Tensor to_opmath(const at::Tensor& tensor) {

@@ -96,22 +96,6 @@ using SequenceForwardResult =
 using SequenceForwardWithGatesResult =
     std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
-// A step of the cell as a sequence.
-inline SequenceBackwardArguments as_sequence(const BackwardArguments& a) {
-  return {
-      .grad_output = a.grad_h,
-      .grad_cells = a.grad_cell,
-      .grad_h_n = {},
-      .grad_c_n = {},
-      .output = a.new_cell, // no step reads the h of a step before it
-      .cells = a.new_cell,
-      .gates = a.gates,
-      .input = a.input,
-      .weights = a.weights,
-      .h0 = a.old_h,
-      .output_mask = a.output_mask};
-}
-
 // Returns (output, cells, h_n, c_n): h and the cell state of all steps, then
 // those after the last.
 inline SequenceForwardResult sequence_forward(

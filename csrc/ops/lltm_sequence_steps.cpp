@@ -25,7 +25,6 @@ std::vector<int64_t> read_values(
   return {data, data + contiguous->numel()};
 }
 
-template <const auto& got>
 std::vector<int64_t> refuse_to_read_values(
     const at::Tensor& /*batch_sizes*/,
     std::string_view caller,
@@ -35,12 +34,9 @@ std::vector<int64_t> refuse_to_read_values(
       expected(
           std::string(caller).c_str(),
           c10::str("the values of batch_sizes, for ", purpose),
-          got));
+          "a tensor without values, or under torch.jit.trace, which would keep "
+          "them"));
 }
-
-constexpr char kNoValues[] = "a tensor without values, as tracers use";
-constexpr char kTrace[] =
-    "them under torch.jit.trace, which would keep them as constants";
 
 std::vector<int64_t> values_of(const char* op, const at::Tensor& batch_sizes) {
   if (batch_sizes.sym_numel() == 0) {
@@ -190,11 +186,7 @@ std::vector<SequenceChunk> sequence_chunks(
 }
 
 int64_t most_rows(const std::vector<SequenceChunk>& chunks) {
-  int64_t most = 0;
-  for (const auto& chunk : chunks) {
-    most = std::max(most, chunk.rows);
-  }
-  return most;
+  return std::ranges::max(chunks, {}, &SequenceChunk::rows).rows;
 }
 
 TORCH_LIBRARY_IMPL(lltm, CompositeExplicitAutograd, m) {
@@ -202,11 +194,11 @@ TORCH_LIBRARY_IMPL(lltm, CompositeExplicitAutograd, m) {
 }
 
 TORCH_LIBRARY_IMPL(lltm, Meta, m) {
-  m.impl("_values_of_batch_sizes", TORCH_FN(refuse_to_read_values<kNoValues>));
+  m.impl("_values_of_batch_sizes", TORCH_FN(refuse_to_read_values));
 }
 
 TORCH_LIBRARY_IMPL(lltm, Tracer, m) {
-  m.impl("_values_of_batch_sizes", TORCH_FN(refuse_to_read_values<kTrace>));
+  m.impl("_values_of_batch_sizes", TORCH_FN(refuse_to_read_values));
 }
 
 } // namespace lltm

@@ -31,22 +31,23 @@ using at::functorch::maybeGetBatchedImpl;
 
 // What the innermost level of vmap maps.
 struct Mapped {
-  int64_t level = 0;
+  int64_t level = 0; // nothing is mapped
   c10::SymInt size;
   bool all_have_a_batch = true;
 
   template <typename Arguments>
   explicit Mapped(const Arguments& arguments) {
     for_each_tensor(arguments, [&](const Argument<at::Tensor>& argument) {
-      if (const auto* mapped = maybeGetBatchedImpl(argument.value)) {
-        level = std::max(level, mapped->level());
+      const auto* mapped = maybeGetBatchedImpl(argument.value);
+      if (mapped == nullptr || mapped->level() < level) {
+        return;
       }
-    });
-    for_each_tensor(arguments, [&](const Argument<at::Tensor>& argument) {
-      if (const auto* mapped = here(argument.value)) {
-        size = mapped->value().sym_size(mapped->bdim());
-        all_have_a_batch = all_have_a_batch && batch_dim(argument.shape) >= 0;
+      if (mapped->level() > level) {
+        level = mapped->level();
+        all_have_a_batch = true;
       }
+      all_have_a_batch = all_have_a_batch && batch_dim(argument.shape) >= 0;
+      size = mapped->value().sym_size(mapped->bdim());
     });
   }
 
@@ -75,13 +76,13 @@ auto vmap_kernel(const Arguments& arguments) -> decltype(op(arguments)) {
   check_arguments(arguments);
   const auto dim = batch_dim(arguments.rows(Dim::kInputFeatures));
   const Mapped mapped(arguments);
-  if (dim < 0 || !mapped.all_have_a_batch) {
+  if (dim < 0 || mapped.level == 0 || !mapped.all_have_a_batch) {
     return composite_forward(arguments);
   }
   const auto batch = arguments.input.sym_size(dim);
   const c10::impl::ExcludeDispatchKeyGuard below_vmap(
       c10::DispatchKey::FuncTorchBatched);
-  auto results = call_with_mapped_tensors(
+  auto results = call_with_replaced_tensors(
       arguments,
       [&](const Argument<at::Tensor>& argument) {
         return mapped.fold(argument);

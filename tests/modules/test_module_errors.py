@@ -86,9 +86,9 @@ hx with a batch that input lacks: lltm_ops.LLTM: expected h_0 and c_0 to have 2 
 resets of another shape: lltm::sequence_forward: expected resets to have shape [time, batch] = [5, 3], but got [3, 5]
 resets of one dimension: lltm_ops.LLTM: expected resets to have all dimensions of input but the last, 2, but got 1
 resets with a batch that input lacks: lltm_ops.LLTM: expected resets to have all dimensions of input but the last, 1, but got 2
-batch_sizes beside padded input: lltm::sequence_forward: expected input to have 2 dimensions [sum(batch_sizes), input_features], but got 3
+batch_sizes beside padded input: lltm::sequence_forward: expected input to have shape [sum(batch_sizes), input_features], but got [5, 3, 5]
 batch_sizes of fewer rows: lltm::sequence_forward: expected input to have sum(batch_sizes) = 2 rows, but got 3
-batch_sizes of rank 2: lltm::sequence_forward: expected batch_sizes to have 1 dimension [time], but got 2
+batch_sizes of rank 2: lltm::sequence_forward: expected batch_sizes to have shape [time], but got [1, 1]
 negative batch_sizes: lltm::sequence_forward: expected batch_sizes never to be negative, and never to increase, but got -3 at step 0
 batch_sizes on meta: lltm_ops.LLTM: expected batch_sizes to be on the CPU, but got meta
 a state beside other batch_sizes: lltm::sequence_forward: expected an initial state for each of the 2 packed sequences, but got 3""",

@@ -153,7 +153,7 @@ def test_messages_of_forward():
     assert_expected_inline(
         catalogue("forward"),
         """\
-input of rank 1: lltm::forward: expected input to have 2 dimensions [batch, input_features], but got 1
+input of rank 1: lltm::forward: expected input to have shape [batch, input_features], but got [5]
 input too wide: lltm::forward: expected weights to have shape [3 * state_size, state_size + input_features] = [12, 10], but got [12, 9]
 weights with rows not in three: lltm::forward: expected weights to have shape [3 * state_size, state_size + input_features] = [9, 8], but got [11, 9]
 weights transposed: lltm::forward: expected weights to have shape [3 * state_size, state_size + input_features] = [9, 8], but got [9, 12]
@@ -173,12 +173,12 @@ def test_messages_of_sequence_forward():
     assert_expected_inline(
         catalogue("sequence_forward"),
         """\
-input of rank 2: lltm::sequence_forward: expected input to have 3 dimensions [time, batch, input_features], but got 2
-packed input of rank 3: lltm::sequence_forward: expected input to have 2 dimensions [sum(batch_sizes), input_features], but got 3
+input of rank 2: lltm::sequence_forward: expected input to have shape [time, batch, input_features], but got [3, 5]
+packed input of rank 3: lltm::sequence_forward: expected input to have shape [sum(batch_sizes), input_features], but got [4, 3, 5]
 h0 of another batch: lltm::sequence_forward: expected h0 to have shape [batch, state_size] = [3, 4], but got [2, 4]
-batch_sizes of rank 2: lltm::sequence_forward: expected batch_sizes to have 1 dimension [time], but got 2
+batch_sizes of rank 2: lltm::sequence_forward: expected batch_sizes to have shape [time], but got [5, 1]
 batch_sizes of int32: lltm::sequence_forward: expected batch_sizes to have dtype Long, but got Int
-resets of one step: lltm::sequence_forward: expected resets to have 2 dimensions [time, batch], but got 1
+resets of one step: lltm::sequence_forward: expected resets to have shape [time, batch], but got [3]
 resets of another batch: lltm::sequence_forward: expected resets to have shape [time, batch] = [5, 3], but got [5, 2]
 resets of integers: lltm::sequence_forward: expected resets to have dtype Bool, but got Long
 batch_sizes that begin with another batch: lltm::sequence_forward: expected an initial state for each of the 4 packed sequences, but got 3

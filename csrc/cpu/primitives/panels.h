@@ -17,35 +17,85 @@
 // Copies of matrices into the layouts that products take.
 namespace lltm {
 
-// Two terms of a column, which are moved as one.
 template <typename T>
 struct Pair {
   T first;
   T second;
 };
 
-// Transposes a square: the words of rows i and i + n / 2 alternate in rows 2 *
-// i and 2 * i + 1, log2(n) times.
-template <typename lanes_t, int64_t n, size_t... kLane>
-C10_ALWAYS_INLINE void transpose_square(
-    lanes_t (&rows)[n],
-    std::index_sequence<kLane...>) {
-#pragma GCC unroll 4
-  for (int64_t done = 1; done < n; done *= 2) {
-    lanes_t a[n / 2], b[n / 2];
-#pragma GCC unroll 8
-    for (int64_t i = 0; i < n / 2; ++i) {
-      a[i] = rows[i];
-      b[i] = rows[i + n / 2];
-    }
-#pragma GCC unroll 8
-    for (int64_t i = 0; i < n / 2; ++i) {
-      rows[2 * i] = LLTM_SHUFFLE(a[i], b[i], int(kLane % 2 * n + kLane / 2)...);
-      rows[2 * i + 1] =
-          LLTM_SHUFFLE(a[i], b[i], int(kLane % 2 * n + n / 2 + kLane / 2)...);
-    }
+template <typename from_t, typename to_t>
+struct Transpose;
+
+// The right operand of a product, [terms, columns], in panels that lie one
+// after the other: each is [terms, width], with zeros for the terms and columns
+// that fill it up. Pairs are [terms / 2, width, 2].
+template <typename T>
+class Panels {
+  const int64_t terms_; // padded
+  const int64_t columns_;
+  const int64_t width_;
+  Scratch<T> memory_;
+
+ public:
+  Panels(int64_t terms, int64_t columns, int64_t width)
+      : terms_(padded_terms<T>(terms)),
+        columns_(columns),
+        width_(width),
+        memory_(columns == 0 ? 0 : round_up(columns, width) * terms_) {}
+
+  int64_t terms() const {
+    return terms_;
   }
-}
+
+  int64_t width() const {
+    return width_;
+  }
+
+  int64_t columns() const {
+    return columns_;
+  }
+
+  // The columns of a panel that are not padding.
+  int64_t columns(int64_t i) const {
+    return std::min(width_, columns_ - i * width_);
+  }
+
+  // From a term on.
+  Matrix<const T> panel(int64_t i, int64_t term = 0) const {
+    return {memory_.data() + (i * terms_ + term) * width_, width_};
+  }
+
+  Matrix<T> panel(int64_t i, int64_t term = 0) {
+    return {memory_.data() + (i * terms_ + term) * width_, width_};
+  }
+
+  // Copies a matrix [columns, terms] to panel i, from a column and a term of it
+  // on. Behind the columns it writes zeros, up to whole squares.
+  template <typename from_t>
+  void pack_transposed(
+      int64_t i,
+      int64_t first_column,
+      int64_t first_term,
+      Matrix<const from_t> from,
+      int64_t columns,
+      int64_t terms) {
+    // A pair of terms is moved as one element.
+    constexpr auto pair = kPair<T>;
+    using from_element = std::conditional_t<pair == 2, Pair<from_t>, from_t>;
+    using to_element = std::conditional_t<pair == 2, Pair<T>, T>;
+    auto* to = panel(i, first_term).data + first_column * pair;
+    run_with_best_isa(
+        Transpose<from_element, to_element>{
+            {reinterpret_cast<const from_element*>(from.data), from.ld / pair},
+            columns,
+            {reinterpret_cast<to_element*>(to), width_}},
+        0,
+        terms / pair);
+  }
+};
+
+template <typename lanes_t, int64_t n, size_t... kLane>
+void transpose_square(lanes_t (&rows)[n], std::index_sequence<kLane...>);
 
 // to [columns, rows] = from [rows, columns].T, with zeros beyond the rows, up
 // to whole squares. begin and end count columns.
@@ -130,77 +180,27 @@ struct Transpose {
   }
 };
 
-// The right operand of a product, [terms, columns], in panels of width columns
-// that lie one after the other: each is [terms, width], in the type and the
-// pairs that multiply() takes.
-template <typename T>
-class Panels {
- public:
-  Panels(int64_t terms, int64_t columns, int64_t width)
-      : terms_(padded_terms<T>(terms)),
-        columns_(columns),
-        width_(width),
-        memory_(count() * width * terms_) {}
-
-  int64_t count() const {
-    return columns_ == 0 ? 0 : at::divup(columns_, width_);
+// Transposes a square: the words of rows i and i + n / 2 alternate in rows 2 *
+// i and 2 * i + 1, log2(n) times.
+template <typename lanes_t, int64_t n, size_t... kLane>
+C10_ALWAYS_INLINE void transpose_square(
+    lanes_t (&rows)[n],
+    std::index_sequence<kLane...>) {
+#pragma GCC unroll 4
+  for (int64_t done = 1; done < n; done *= 2) {
+    lanes_t a[n / 2], b[n / 2];
+#pragma GCC unroll 8
+    for (int64_t i = 0; i < n / 2; ++i) {
+      a[i] = rows[i];
+      b[i] = rows[i + n / 2];
+    }
+#pragma GCC unroll 8
+    for (int64_t i = 0; i < n / 2; ++i) {
+      rows[2 * i] = LLTM_SHUFFLE(a[i], b[i], int(kLane % 2 * n + kLane / 2)...);
+      rows[2 * i + 1] =
+          LLTM_SHUFFLE(a[i], b[i], int(kLane % 2 * n + n / 2 + kLane / 2)...);
+    }
   }
-
-  int64_t terms() const {
-    return terms_;
-  }
-
-  int64_t width() const {
-    return width_;
-  }
-
-  int64_t columns() const {
-    return columns_;
-  }
-
-  // The columns of a panel that are not padding.
-  int64_t columns(int64_t i) const {
-    return std::min(width_, columns_ - i * width_);
-  }
-
-  // From a term on.
-  Matrix<const T> panel(int64_t i, int64_t term = 0) const {
-    return {memory_.data() + (i * terms_ + term) * width_, width_};
-  }
-
-  Matrix<T> panel(int64_t i, int64_t term = 0) {
-    return {memory_.data() + (i * terms_ + term) * width_, width_};
-  }
-
-  // Copies a matrix with a row for each column of panel i, and with so many
-  // terms. Its first row becomes first_column, its first column first_term.
-  // Columns of the panel beyond it become zero, up to whole squares.
-  template <typename from_t>
-  void pack_transposed(
-      int64_t i,
-      int64_t first_column,
-      int64_t first_term,
-      Matrix<const from_t> from,
-      int64_t columns,
-      int64_t terms) {
-    using P = std::conditional_t<kPair<T> == 2, Pair<from_t>, from_t>;
-    using Q = std::conditional_t<kPair<T> == 2, Pair<T>, T>;
-    constexpr auto pair = kPair<T>;
-    auto* to = panel(i, first_term).data + first_column * pair;
-    run_with_best_isa(
-        Transpose<P, Q>{
-            {reinterpret_cast<const P*>(from.data), from.ld / pair},
-            columns,
-            {reinterpret_cast<Q*>(to), width_}},
-        0,
-        terms / pair);
-  }
-
- private:
-  const int64_t terms_;
-  const int64_t columns_;
-  const int64_t width_;
-  Scratch<T> memory_;
-};
+}
 
 } // namespace lltm

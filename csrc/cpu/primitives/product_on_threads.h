@@ -22,9 +22,9 @@ namespace lltm {
 // read lies together.
 constexpr int64_t kRowsWorthPacking = 64;
 constexpr int64_t kTermsWorthPacking = 32;
-// The rows or columns of a block, at most, and its terms. What is read of A
-// then takes up to 768 KiB in float, and stays in L2 while all columns pass.
-constexpr int64_t kRowsOfABlock = 384;
+// The rows and the columns of a block, at most, and its terms. What is read of
+// A then takes up to 768 KiB in float, and stays in L2 while all columns pass.
+constexpr int64_t kSideOfABlock = 384;
 constexpr int64_t kTermsOfABlock = 512;
 // Sums of so many terms are added up, and then added to one another. One chain
 // over a batch of 131,072 rows has three times the error of PyTorch's product.
@@ -55,13 +55,15 @@ ProductPlan plan_of(int64_t M, int64_t N, int64_t K, bool always_packs) {
   constexpr bool pairs = kPair<gemm_t> == 2;
   const auto tile = pairs ? 16 : panel_width<gemm_t>(N);
   const auto columns_per_block =
-      round_up(size_of_a_block(N, kRowsOfABlock), tile);
+      round_up(size_of_a_block(N, kSideOfABlock), tile);
   const auto column_blocks = at::divup(N, columns_per_block);
-  // So many that every thread has a block, unless it would have few rows.
+  // As many blocks as threads, unless that leaves few rows to a block.
   const int64_t threads = at::get_num_threads();
-  const auto row_blocks = std::max(
-      at::divup(M, kRowsOfABlock),
-      std::min(at::divup(threads, column_blocks), M / kRowsWorthPacking));
+  const auto rows_per_block = at::divup(
+      M,
+      std::max(
+          at::divup(M, kSideOfABlock),
+          std::min(at::divup(threads, column_blocks), M / kRowsWorthPacking)));
   const bool packs =
       always_packs || (M > kRowsWorthPacking && K > kTermsWorthPacking);
   return {
@@ -71,8 +73,8 @@ ProductPlan plan_of(int64_t M, int64_t N, int64_t K, bool always_packs) {
       .columns_per_panel = packs && !pairs ? tile : columns_per_block,
       .columns_per_block = columns_per_block,
       .column_blocks = column_blocks,
-      .rows_per_block = at::divup(M, row_blocks),
-      .row_blocks = row_blocks};
+      .rows_per_block = rows_per_block,
+      .row_blocks = at::divup(M, rows_per_block)};
 }
 
 // Memory for A [rows, terms], with room for the zeros that a product needs.
@@ -110,13 +112,19 @@ class LeftOperand {
 // half type, it is then overwritten, and accumulate must be false.
 template <typename scalar_t, typename gemm_t, typename out_t>
 struct ProductOnThreads {
+  using opmath_t = at::opmath_type<out_t>;
+  static constexpr bool kInPlace = std::is_same_v<out_t, opmath_t>;
+  // To convert B, or into pairs.
+  static constexpr bool kAlwaysPacks =
+      kPair<gemm_t> == 2 || !std::is_same_v<scalar_t, gemm_t>;
+
   int64_t M;
   int64_t N;
   int64_t K;
   Matrix<const gemm_t> A;   // [M, padded_terms(K)]
   Matrix<const scalar_t> B; // [K, N]
   Matrix<out_t> C;
-  bool accumulate;
+  bool accumulate = false;
 
   void run() const {
     if (M == 0 || N == 0) {
@@ -152,12 +160,6 @@ struct ProductOnThreads {
   }
 
  private:
-  using opmath_t = at::opmath_type<out_t>;
-  static constexpr bool kInPlace = std::is_same_v<out_t, opmath_t>;
-  // To convert B, or into pairs.
-  static constexpr bool kAlwaysPacks =
-      kPair<gemm_t> == 2 || !std::is_same_v<scalar_t, gemm_t>;
-
   struct Block {
     int64_t row; // of C
     int64_t column;

@@ -1,9 +1,11 @@
 // Threads that wait for one another (cpu/primitives/barrier.h) all come back,
 // also when one of them fails; and how a sequence is divided among them
-// (cpu/lltm_sequence_plan.h).
+// (cpu/lltm_sequence_plan.h), and a product
+// (cpu/primitives/product_on_threads.h).
 
 #include "cpu/lltm_sequence_plan.h"
 #include "cpu/primitives/barrier.h"
+#include "cpu/primitives/product_on_threads.h"
 
 #include <c10/util/Exception.h>
 
@@ -89,6 +91,22 @@ void test_what_is_worth_threads() {
   TORCH_CHECK(slots(800, 5000) == Pair(4, 1)); // rows
 }
 
+void test_blocks_cover_a_product_and_each_thread_has_one(int64_t threads) {
+  const auto cover = [](int64_t blocks, int64_t per_block, int64_t size) {
+    return (blocks - 1) * per_block < size && blocks * per_block >= size;
+  };
+  for (const int64_t M : {1, 63, 65, 385, 600, 6401}) {
+    for (const int64_t N : {1, 17, 48, 200, 1000}) {
+      const auto plan = lltm::plan_of<float>(M, N, /*K=*/100, false);
+      TORCH_CHECK(cover(plan.row_blocks, plan.rows_per_block, M));
+      TORCH_CHECK(cover(plan.column_blocks, plan.columns_per_block, N));
+      TORCH_CHECK(plan.columns_per_block % plan.columns_per_panel == 0);
+      TORCH_CHECK(
+          M < 64 * threads || plan.row_blocks * plan.column_blocks >= threads);
+    }
+  }
+}
+
 void test_threads_of_one_processor_are_one() {
   cpu_set_t all, one;
   TORCH_CHECK(sched_getaffinity(0, sizeof(all), &all) == 0);
@@ -121,6 +139,7 @@ int main() {
   for (const int64_t threads : {1, 2, 3, 8}) {
     at::set_num_threads(threads);
     test_slots_have_all_rows_and_units_and_are_no_more_than_threads(threads);
+    test_blocks_cover_a_product_and_each_thread_has_one(threads);
     for (const int64_t slots : {threads, 2 * threads}) {
       for (int64_t failing = 0; failing < slots; ++failing) {
         test_who_fails_lets_the_others_go(slots, failing);
