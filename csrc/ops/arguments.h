@@ -16,10 +16,6 @@ namespace lltm {
 
 using OptionalTensor = std::optional<at::Tensor>;
 
-inline OptionalTensor if_defined(const at::Tensor& tensor) {
-  return tensor.defined() ? OptionalTensor(tensor) : OptionalTensor();
-}
-
 // Which gradients are wanted, in this order: of input, weights, bias, and of
 // the first h and cell state.
 using OutputMask = std::array<bool, 5>;
@@ -82,11 +78,11 @@ void visit_if_tensor(const Argument<T>& argument, const Visit& visit) {
   }
 }
 
-template <typename T, typename Transform>
-T mapped(const Argument<T>& argument, const Transform& transform) {
+template <typename T, typename Replace>
+T replaced(const Argument<T>& argument, const Replace& replace) {
   T value = argument.value;
   visit_if_tensor(
-      argument, [&](const auto& tensor) { value = transform(tensor); });
+      argument, [&](const auto& tensor) { value = replace(tensor); });
   return value;
 }
 
@@ -108,25 +104,16 @@ void for_each_tensor(const Arguments& arguments, const Visit& visit) {
       arguments.list());
 }
 
-template <typename Arguments, typename Predicate>
-bool any_tensor(const Arguments& arguments, const Predicate& predicate) {
-  bool any = false;
-  for_each_tensor(arguments, [&](const Argument<at::Tensor>& argument) {
-    any = any || predicate(argument.value);
-  });
-  return any;
-}
-
-// op(arguments), with transform(Argument<at::Tensor>) in place of each tensor
+// op(arguments), with replace(Argument<at::Tensor>) in place of each tensor
 // that is there.
-template <typename Arguments, typename Transform, typename Op>
-auto call_with_mapped_tensors(
+template <typename Arguments, typename Replace, typename Op>
+auto call_with_replaced_tensors(
     const Arguments& arguments,
-    const Transform& transform,
+    const Replace& replace,
     const Op& op) {
   return std::apply(
       [&](const auto&... each) {
-        return op(Arguments{detail::mapped(each, transform)...});
+        return op(Arguments{detail::replaced(each, replace)...});
       },
       arguments.list());
 }

@@ -43,12 +43,13 @@ namespace {
 // that the thread had before, and autocast leaves only float64 alone. Where it
 // casts another operator below its derivative, that fails over its dtypes.
 template <auto op, typename Arguments = ArgumentsOf<op>>
-auto transformed(const Arguments& arguments) -> decltype(op(arguments)) {
+auto exact_in_transforms(const Arguments& arguments)
+    -> decltype(op(arguments)) {
   if (!transform_is_active()) {
     return op(arguments);
   }
   check_tensors(arguments);
-  auto results = call_with_mapped_tensors(
+  auto results = call_with_replaced_tensors(
       arguments,
       [](const Argument<at::Tensor>& argument) {
         return argument.value.is_floating_point()
@@ -64,10 +65,10 @@ auto transformed(const Arguments& arguments) -> decltype(op(arguments)) {
 // All arguments in the autocast dtype, as for lstm_cell. What autograd calls
 // has no kernel here: backward keeps the dtypes of what forward saved.
 void implement(torch::Library& m) {
-  m.impl("forward", as_kernel<autocast_kernel<transformed<forward>>>());
+  m.impl("forward", as_kernel<autocast_kernel<exact_in_transforms<forward>>>());
   m.impl(
       "sequence_forward",
-      as_kernel<autocast_kernel<transformed<sequence_forward>>>());
+      as_kernel<autocast_kernel<exact_in_transforms<sequence_forward>>>());
 }
 
 } // namespace

@@ -28,7 +28,7 @@ auto autocast_kernel(const Arguments& arguments) -> decltype(op(arguments)) {
     return op(arguments);
   }
   const auto device_type = arguments.input.device().type();
-  return call_with_mapped_tensors(
+  return call_with_replaced_tensors(
       arguments,
       [&](const Argument<at::Tensor>& argument) {
         return cast_for_autocast(argument.value, device_type);

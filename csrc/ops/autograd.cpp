@@ -23,6 +23,19 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
+OptionalTensor if_defined(const at::Tensor& tensor) {
+  return tensor.defined() ? OptionalTensor(tensor) : OptionalTensor();
+}
+
+template <typename Arguments, typename Predicate>
+bool any_tensor(const Arguments& arguments, const Predicate& predicate) {
+  bool any = false;
+  for_each_tensor(arguments, [&](const Argument<at::Tensor>& argument) {
+    any = any || predicate(argument.value);
+  });
+  return any;
+}
+
 template <typename... Tensors>
 variable_list as_list(const std::tuple<Tensors...>& tensors) {
   return std::apply(
@@ -138,7 +151,7 @@ variable_list composite_backward(
       c10::autocast_dispatch_keyset);
   variable_list inputs;
   size_t index = 0;
-  const auto results = as_list(call_with_mapped_tensors(
+  const auto results = as_list(call_with_replaced_tensors(
       arguments,
       [&](const Argument<at::Tensor>& argument) {
         const auto i = index++;

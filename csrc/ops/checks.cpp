@@ -8,61 +8,6 @@ namespace lltm {
 
 namespace {
 
-void check_device(
-    const char* op,
-    const Argument<at::Tensor>& argument,
-    const at::Tensor& input) {
-  const auto device = argument.value.device();
-  if (!argument.on_cpu) {
-    TORCH_CHECK(
-        device == input.device(),
-        expected(
-            op,
-            argument,
-            c10::str("to be on the device of input, ", input.device()),
-            device));
-    return;
-  }
-  // Meta is accepted where input is on meta: fake tensors show meta instead of
-  // their device.
-  TORCH_CHECK(
-      device.is_cpu() || (device.is_meta() && input.is_meta()),
-      expected(op, argument, "to be on the CPU", device));
-  TORCH_CHECK(
-      at::functorch::maybeGetBatchedImpl(argument.value) == nullptr,
-      expected(
-          op,
-          argument,
-          "to be the same for all that vmap maps",
-          "one that is mapped"));
-}
-
-void check_dtype(
-    const char* op,
-    const Argument<at::Tensor>& argument,
-    at::ScalarType dtype_of_input) {
-  const auto dtype = argument.value.scalar_type();
-  const bool has_own = argument.dtype != at::ScalarType::Undefined;
-  const auto wanted = has_own ? argument.dtype : dtype_of_input;
-  TORCH_CHECK(
-      dtype == wanted,
-      expected(
-          op,
-          argument,
-          c10::str(
-              has_own ? "to have dtype " : "to have the dtype of input, ",
-              wanted),
-          dtype));
-  TORCH_CHECK(
-      has_own || dtype == at::kDouble || dtype == at::kFloat ||
-          dtype == at::kBFloat16 || dtype == at::kHalf,
-      expected(
-          op,
-          argument,
-          "to have dtype Double, Float, BFloat16 or Half",
-          dtype));
-}
-
 // In the order of Dim.
 constexpr std::array<const char*, kNumberOfDims> kNames{
     "",
@@ -79,7 +24,7 @@ int64_t dims(const Shape& shape) {
 }
 
 // "[batch, state_size]"
-std::string names(const Shape& shape) {
+std::string names_of(const Shape& shape) {
   std::string names = "[";
   for (int64_t i = 0; i < dims(shape); ++i) {
     names += i == 0 ? "" : ", ";
@@ -94,22 +39,48 @@ void check_tensor(
     const char* op,
     const Argument<at::Tensor>& argument,
     const at::Tensor& input) {
+  const auto fault = [&](const auto& what, const auto& got) {
+    return expected(op, argument, what, got);
+  };
   const auto& tensor = argument.value;
   TORCH_CHECK(
-      tensor.defined(),
-      expected(op, argument, "to be a tensor", "an undefined tensor or None"));
+      tensor.defined(), fault("to be a tensor", "an undefined tensor or None"));
   TORCH_CHECK(
-      !tensor.is_nested(),
-      expected(op, argument, "to be a dense tensor", "a nested tensor"));
+      !tensor.is_nested(), fault("to be a dense tensor", "a nested tensor"));
   TORCH_CHECK(
       tensor.layout() == at::kStrided,
-      expected(
-          op,
-          argument,
-          "to be a dense tensor",
-          c10::str("layout ", tensor.layout())));
-  check_device(op, argument, input);
-  check_dtype(op, argument, input.scalar_type());
+      fault("to be a dense tensor", c10::str("layout ", tensor.layout())));
+  const auto device = tensor.device();
+  if (argument.on_cpu) {
+    // Meta is accepted where input is on meta: fake tensors show meta instead
+    // of their device.
+    TORCH_CHECK(
+        device.is_cpu() || (device.is_meta() && input.is_meta()),
+        fault("to be on the CPU", device));
+    TORCH_CHECK(
+        at::functorch::maybeGetBatchedImpl(tensor) == nullptr,
+        fault("to be the same for all that vmap maps", "one that is mapped"));
+  } else {
+    const auto wanted = input.device();
+    TORCH_CHECK(
+        device == wanted,
+        fault(c10::str("to be on the device of input, ", wanted), device));
+  }
+  const auto dtype = tensor.scalar_type();
+  if (argument.dtype != at::ScalarType::Undefined) {
+    TORCH_CHECK(
+        dtype == argument.dtype,
+        fault(c10::str("to have dtype ", argument.dtype), dtype));
+  } else {
+    const auto wanted = input.scalar_type();
+    TORCH_CHECK(
+        dtype == wanted,
+        fault(c10::str("to have the dtype of input, ", wanted), dtype));
+    TORCH_CHECK(
+        dtype == at::kDouble || dtype == at::kFloat || dtype == at::kBFloat16 ||
+            dtype == at::kHalf,
+        fault("to have dtype Double, Float, BFloat16 or Half", dtype));
+  }
 }
 
 Sizes::Sizes(
@@ -133,7 +104,7 @@ void Sizes::check(const Argument<at::Tensor>& argument) {
       expected(
           op_,
           argument,
-          c10::str("to have shape ", names(argument.shape)),
+          c10::str("to have shape ", names_of(argument.shape)),
           sizes));
   // TORCH_SYM_CHECK records the equality instead of specialising on it.
   auto equal = c10::SymBool(true);
@@ -152,7 +123,7 @@ void Sizes::check(const Argument<at::Tensor>& argument) {
           argument,
           c10::str(
               "to have shape ",
-              names(argument.shape),
+              names_of(argument.shape),
               " = ",
               c10::SymIntArrayRef(of(argument.shape))),
           sizes));

@@ -34,7 +34,8 @@ std::vector<int64_t> refuse_to_read_values(
       expected(
           std::string(caller).c_str(),
           c10::str("the values of batch_sizes, for ", purpose),
-          "a tensor without values, or a trace, which would keep them"));
+          "a tensor without values, or under torch.jit.trace, which would keep "
+          "them"));
 }
 
 std::vector<int64_t> values_of(const char* op, const at::Tensor& batch_sizes) {

@@ -82,7 +82,7 @@ auto vmap_kernel(const Arguments& arguments) -> decltype(op(arguments)) {
   const auto batch = arguments.input.sym_size(dim);
   const c10::impl::ExcludeDispatchKeyGuard below_vmap(
       c10::DispatchKey::FuncTorchBatched);
-  auto results = call_with_mapped_tensors(
+  auto results = call_with_replaced_tensors(
       arguments,
       [&](const Argument<at::Tensor>& argument) {
         return mapped.fold(argument);

@@ -12,7 +12,7 @@ PAIRS = "cpu/primitives/product_bfloat16.cpp"
 # The most files and lines of each part. A change that needs more raises them, and says why in its
 # message.
 MOST = {
-    "ops": (19, 2110),
+    "ops": (19, 2100),
     "cpu": (18, 3500),
     "cuda": (17, 2360),
     "a step forward": (19, 2630),
