@@ -34,14 +34,13 @@ ForwardWithGatesResult forward_kernel_impl(const ForwardArguments& a) {
   const auto state_size = a.old_h.size(1);
   // at::empty() ends in this call. Its dispatch would take a 30th of the
   // smallest call.
-  const auto empty_rows = [&](int64_t columns) {
+  const auto empty = [&](int64_t columns) {
     return at::Tensor(
         at::detail::empty_cpu({batch, columns}, a.input.options()));
   };
-  at::Tensor new_h = empty_rows(state_size);
-  at::Tensor new_cell = empty_rows(state_size);
-  at::Tensor gates =
-      with_gates ? empty_rows(kGates * state_size) : at::Tensor();
+  at::Tensor new_h = empty(state_size);
+  at::Tensor new_cell = empty(state_size);
+  at::Tensor gates = with_gates ? empty(kGates * state_size) : at::Tensor();
   if (batch == 0 || state_size == 0) {
     return {std::move(new_h), std::move(new_cell), std::move(gates)};
   }

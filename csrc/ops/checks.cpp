@@ -89,7 +89,7 @@ Sizes::Sizes(
     const Argument<at::Tensor>& weights)
     : op_(op) {
   check(input);
-  check(weights);
+  check(weights); // takes its sizes as they are
   const auto state_size = *size(Dim::kGates) / 3;
   size(Dim::kStateSize) = state_size;
   size(Dim::kGates) = state_size * 3;
@@ -99,13 +99,12 @@ Sizes::Sizes(
 
 void Sizes::check(const Argument<at::Tensor>& argument) {
   const auto sizes = argument.value.sym_sizes();
+  const auto to_have_shape = [&](const auto&... more) {
+    return c10::str("to have shape ", names_of(argument.shape), more...);
+  };
   TORCH_CHECK(
       static_cast<int64_t>(sizes.size()) == dims(argument.shape),
-      expected(
-          op_,
-          argument,
-          c10::str("to have shape ", names_of(argument.shape)),
-          sizes));
+      expected(op_, argument, to_have_shape(), sizes));
   // TORCH_SYM_CHECK records the equality instead of specialising on it.
   auto equal = c10::SymBool(true);
   for (size_t i = 0; i < sizes.size(); ++i) {
@@ -121,11 +120,7 @@ void Sizes::check(const Argument<at::Tensor>& argument) {
       expected(
           op_,
           argument,
-          c10::str(
-              "to have shape ",
-              names_of(argument.shape),
-              " = ",
-              c10::SymIntArrayRef(of(argument.shape))),
+          to_have_shape(" = ", c10::SymIntArrayRef(of(argument.shape))),
           sizes));
   // Results take these sizes. A symbol of a tensor is simpler than the symbol
   // of weights divided by 3.

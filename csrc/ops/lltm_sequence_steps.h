@@ -6,8 +6,8 @@
 
 namespace lltm {
 
-// input, or what has its sizes but the last, as a row for each of its rows.
-// Gradcheck's vmap has no rule for flatten().
+// A padded tensor as a packed one, [time * batch, columns]. Gradcheck's vmap
+// has no rule for flatten().
 at::Tensor as_rows(const at::Tensor& tensor);
 
 // An uninitialised tensor with a row of so many columns for each row of input.

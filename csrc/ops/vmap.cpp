@@ -31,7 +31,7 @@ using at::functorch::maybeGetBatchedImpl;
 
 // What the innermost level of vmap maps.
 struct Mapped {
-  int64_t level = 0;
+  int64_t level = 0; // nothing is mapped
   c10::SymInt size;
   bool all_have_a_batch = true;
 
@@ -76,7 +76,7 @@ auto vmap_kernel(const Arguments& arguments) -> decltype(op(arguments)) {
   check_arguments(arguments);
   const auto dim = batch_dim(arguments.rows(Dim::kInputFeatures));
   const Mapped mapped(arguments);
-  if (dim < 0 || !mapped.all_have_a_batch) {
+  if (dim < 0 || mapped.level == 0 || !mapped.all_have_a_batch) {
     return composite_forward(arguments);
   }
   const auto batch = arguments.input.sym_size(dim);
