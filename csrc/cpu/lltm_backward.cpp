@@ -510,11 +510,7 @@ class Backward {
           for (int64_t i = begin; i < end; ++i) {
             const auto& [first_row, rows, carried] = p_.steps[i];
             auto* to = old_h_.data() + (first_row - chunk.first_row) * size;
-            const auto* from =
-                old_h_of_step<scalar_t>(p_, i, Share(rows, 0, 1), to);
-            if (from != to) {
-              std::copy_n(from, rows * size, to);
-            }
+            copy_old_h(p_, i, Share(rows, 0, 1), to);
           }
         });
     return old_h_.data();

@@ -16,7 +16,6 @@
 #include <torch/library.h>
 
 #include <algorithm>
-#include <array>
 #include <string>
 #include <type_traits>
 
@@ -103,10 +102,12 @@ namespace {
 
 // A batch of so many rows is multiplied by dot(), and not packed.
 constexpr int64_t kRowsOfDot = 12;
-// At most, so that the weights of a block stay in the cache: those of a gate if
-// they are read as they lie, those of all gates if they are converted.
+// What a block of hidden units reads and writes stays in the cache; so a block
+// has fewer if its weights are converted.
 constexpr int64_t kUnitsOfABlock = 128;
-constexpr int64_t kConvertedUnitsOfABlock = 32;
+constexpr int64_t kConvertedUnitsOfABlock = 48;
+// Panels that use weights together, at most: the products of all are kept.
+constexpr int64_t kPanelsOfATask = 8;
 
 // The first rows of the batch are packed in panels. Those of a small batch, or
 // so few beyond whole registers that they fill half a one or less, are
@@ -119,9 +120,10 @@ struct ForwardPlan {
   int64_t units_per_block;
   int64_t blocks;
   int64_t ld_products; // units, with the padding that Transpose writes
-  // A task is some panels by one block.
+  // A task is some panels by one block. The last of a block has the dot_rows.
   int64_t panels_per_task;
   int64_t tasks_per_block;
+  int64_t rows_per_task; // at most
   int64_t nanoseconds_per_task;
 
   std::string to_string() const {
@@ -154,9 +156,10 @@ ForwardPlan plan_of(const CellSizes& sizes, int64_t threads) {
   const auto units_per_block = size_of_a_block(sizes.state_size, most_units);
   const auto blocks = at::divup(sizes.state_size, units_per_block);
   // So many that every thread has a task.
-  const auto panels_per_task = at::divup(panels, at::divup(threads, blocks));
+  const auto panels_per_task = std::clamp<int64_t>(
+      at::divup(panels, at::divup(threads, blocks)), 1, kPanelsOfATask);
   const auto tasks_per_block =
-      panels == 0 ? 1 : at::divup(panels, panels_per_task);
+      std::max<int64_t>(1, at::divup(panels, panels_per_task));
   // To read a byte of the weights takes as long as to multiply a row by it.
   const int64_t rows = sizes.batch + sizeof(scalar_t);
   return {
@@ -169,16 +172,19 @@ ForwardPlan plan_of(const CellSizes& sizes, int64_t threads) {
       .ld_products = round_up(units_per_block, 16),
       .panels_per_task = panels_per_task,
       .tasks_per_block = tasks_per_block,
+      .rows_per_task =
+          std::min(panels, panels_per_task) * rows_per_panel + dot_rows,
       .nanoseconds_per_task = 2 * kGates * units_per_block * sizes.features() *
           rows / kFlopPerNanosecond / tasks_per_block};
 }
 
-// products = [old_h, input] @ weights.T; panels have weights as the left
-// operand, and give the transpose. The gates of a block of hidden units are
-// computed while its products are in the cache.
+// products = [old_h, input] @ weights.T. Panels of rows have weights as the
+// left operand, and give the transpose. The gates of a block of hidden units
+// are computed while its products are in the cache.
 template <typename scalar_t, typename gemm_t>
 class Forward {
   using opmath_t = at::opmath_type<scalar_t>;
+  static constexpr bool kConverts = !std::is_same_v<scalar_t, gemm_t>;
 
   const ForwardPointers<scalar_t>& p_;
   const ForwardPlan plan_;
@@ -186,18 +192,11 @@ class Forward {
   Panels<gemm_t> packed_rows_; // [features, packed_rows]
   Scratch<gemm_t> dot_rows_;   // [dot_rows, features]
 
-  // A block of hidden units, and the rows of weights of its gates.
-  struct Block {
-    int64_t first_unit;
-    int64_t units;
-    std::array<Matrix<const gemm_t>, kGates> weights; // [units, features]
-  };
-
-  // The memory of a thread.
+  // The memory of a thread for its tasks.
   struct Workspace {
-    Scratch<gemm_t> weights;      // [kGates, units, features], if converted
-    Scratch<opmath_t> transposed; // [units, rows_per_panel], of one gate
-    Scratch<opmath_t> products;   // [rows of a panel or dot_rows, kGates, ld]
+    Scratch<gemm_t> weights; // [units, features], of one gate, if converted
+    Scratch<opmath_t> transposed; // [units, rows], of one gate and panel
+    Scratch<opmath_t> products;   // [rows_per_task, kGates, ld_products]
   };
 
  public:
@@ -218,7 +217,12 @@ class Forward {
         grain_size(plan_.nanoseconds_per_task),
         [&](int64_t begin, int64_t end) {
           const ProductGuard<gemm_t> guard;
-          Workspace workspace = make_workspace();
+          const auto units = plan_.units_per_block;
+          Workspace workspace{
+              Scratch<gemm_t>(kConverts ? units * features_ : 0),
+              Scratch<opmath_t>(units * plan_.rows_per_panel),
+              Scratch<opmath_t>(
+                  plan_.rows_per_task * kGates * plan_.ld_products)};
           for (auto task = begin; task < end; ++task) {
             run_task(task, workspace);
           }
@@ -226,8 +230,6 @@ class Forward {
   }
 
  private:
-  static constexpr bool kConverts = !std::is_same_v<scalar_t, gemm_t>;
-
   // Copies old_h or input, [batch, size], whose features begin at
   // first_feature.
   void pack(const scalar_t* from, int64_t first_feature, int64_t size) {
@@ -256,116 +258,102 @@ class Forward {
         plan_.dot_rows);
   }
 
-  Workspace make_workspace() const {
-    const auto units = plan_.units_per_block;
-    const auto rows = plan_.panels == 0 ? 0 : plan_.rows_per_panel;
-    return {
-        .weights = Scratch<gemm_t>(kConverts ? kGates * units * features_ : 0),
-        .transposed = Scratch<opmath_t>(units * rows),
-        .products = Scratch<opmath_t>(
-            std::max(rows, plan_.dot_rows) * kGates * plan_.ld_products)};
-  }
-
   void run_task(int64_t task, Workspace& workspace) const {
+    const auto first_unit =
+        task / plan_.tasks_per_block * plan_.units_per_block;
+    const auto units =
+        std::min(plan_.units_per_block, p_.sizes.state_size - first_unit);
     const auto first_panel =
         task % plan_.tasks_per_block * plan_.panels_per_task;
     const auto end_panel =
         std::min(first_panel + plan_.panels_per_task, plan_.panels);
-    const auto block = make_block(task / plan_.tasks_per_block, workspace);
-    for (auto panel = first_panel; panel < end_panel; ++panel) {
-      multiply_panel(block, panel, workspace);
-      write_states(
-          block,
-          panel * plan_.rows_per_panel,
-          packed_rows_.columns(panel),
-          workspace);
-    }
-    if (end_panel == plan_.panels && plan_.dot_rows > 0) {
-      multiply_dot_rows(block, workspace);
-      write_states(block, plan_.packed_rows, plan_.dot_rows, workspace);
-    }
-  }
-
-  Block make_block(int64_t i, Workspace& workspace) const {
-    const auto first_unit = i * plan_.units_per_block;
-    const auto units =
-        std::min(plan_.units_per_block, p_.sizes.state_size - first_unit);
-    Block block{.first_unit = first_unit, .units = units, .weights = {}};
-    for (int64_t gate = 0; gate < kGates; ++gate) {
-      const auto row = gate * p_.sizes.state_size + first_unit;
-      const Matrix<const scalar_t> from{
-          p_.weights + row * features_, features_};
-      if constexpr (kConverts) {
-        const Matrix<gemm_t> to{
-            workspace.weights.data() + gate * units * features_, features_};
-        run_with_best_isa(
-            ConvertRows<scalar_t, gemm_t>{from, features_, to}, 0, units);
-        block.weights[gate] = to;
-      } else {
-        block.weights[gate] = from;
-      }
-    }
-    return block;
-  }
-
-  void multiply_panel(const Block& block, int64_t panel, Workspace& workspace)
-      const {
-    const auto columns = packed_rows_.columns(panel);
-    const Matrix<opmath_t> transposed{
-        workspace.transposed.data(), plan_.rows_per_panel};
-    for (int64_t gate = 0; gate < kGates; ++gate) {
-      multiply<gemm_t>(
-          {.M = block.units,
-           .N = round_up(columns, column_multiple<gemm_t>()),
-           .K = features_,
-           .A = block.weights[gate],
-           .B = packed_rows_.panel(panel),
-           .C = transposed});
-      run_with_best_isa(
-          Transpose<opmath_t, opmath_t>{
-              .from = transposed,
-              .rows = block.units,
-              .to = products_of(gate, workspace)},
-          0,
-          columns);
-    }
-  }
-
-  void multiply_dot_rows(const Block& block, Workspace& workspace) const {
-    if constexpr (kPair<gemm_t> == 1) {
-      for (int64_t gate = 0; gate < kGates; ++gate) {
-        dot<gemm_t>(
-            {.M = plan_.dot_rows,
-             .N = block.units,
-             .K = features_,
-             .A = {dot_rows_.data(), features_},
-             .B = block.weights[gate],
-             .C = products_of(gate, workspace)});
-      }
-    }
-  }
-
-  // [rows, units], a part of products.
-  Matrix<opmath_t> products_of(int64_t gate, Workspace& workspace) const {
+    const bool has_dot_rows = end_panel == plan_.panels && plan_.dot_rows > 0;
+    const auto first_row = first_panel * plan_.rows_per_panel;
+    const auto end_row = end_panel == plan_.panels
+        ? p_.sizes.batch
+        : end_panel * plan_.rows_per_panel;
     const auto ld = plan_.ld_products;
-    return {workspace.products.data() + gate * ld, kGates * ld};
-  }
-
-  void write_states(
-      const Block& block,
-      int64_t first_row,
-      int64_t rows,
-      Workspace& workspace) const {
+    const Matrix<opmath_t> products{workspace.products.data(), kGates * ld};
+    for (int64_t gate = 0; gate < kGates; ++gate) {
+      const auto weights = weights_of(gate, first_unit, units, workspace);
+      for (auto panel = first_panel; panel < end_panel; ++panel) {
+        const auto row = panel * plan_.rows_per_panel - first_row;
+        multiply_panel(
+            panel,
+            units,
+            weights,
+            {workspace.transposed.data(), plan_.rows_per_panel},
+            products.part(row, gate * ld));
+      }
+      if (has_dot_rows) {
+        const auto row = plan_.packed_rows - first_row;
+        multiply_dot_rows(units, weights, products.part(row, gate * ld));
+      }
+    }
     run_with_best_isa(
         Gates<scalar_t>{
             .pointers = p_.cell,
-            .products = workspace.products.data(),
-            .ld = plan_.ld_products,
+            .products = products.data,
+            .ld = ld,
             .first_row = first_row,
-            .first_unit = block.first_unit,
-            .end_unit = block.first_unit + block.units},
+            .first_unit = first_unit,
+            .end_unit = first_unit + units},
+        0,
+        end_row - first_row);
+  }
+
+  // [units, features]
+  Matrix<const gemm_t> weights_of(
+      int64_t gate,
+      int64_t first_unit,
+      int64_t units,
+      Workspace& workspace) const {
+    const auto from = Matrix<const scalar_t>{p_.weights, features_}.part(
+        gate * p_.sizes.state_size + first_unit, 0);
+    if constexpr (kConverts) {
+      const Matrix<gemm_t> to{workspace.weights.data(), features_};
+      run_with_best_isa(
+          ConvertRows<scalar_t, gemm_t>{from, features_, to}, 0, units);
+      return to;
+    } else {
+      return from;
+    }
+  }
+
+  void multiply_panel(
+      int64_t panel,
+      int64_t units,
+      Matrix<const gemm_t> weights,
+      Matrix<opmath_t> transposed,
+      Matrix<opmath_t> products) const {
+    const auto rows = packed_rows_.columns(panel);
+    multiply<gemm_t>(
+        {.M = units,
+         .N = round_up(rows, column_multiple<gemm_t>()),
+         .K = features_,
+         .A = weights,
+         .B = packed_rows_.panel(panel),
+         .C = transposed});
+    run_with_best_isa(
+        Transpose<opmath_t, opmath_t>{
+            .from = transposed, .rows = units, .to = products},
         0,
         rows);
+  }
+
+  void multiply_dot_rows(
+      int64_t units,
+      Matrix<const gemm_t> weights,
+      Matrix<opmath_t> products) const {
+    if constexpr (kPair<gemm_t> == 1) {
+      dot<gemm_t>(
+          {.M = plan_.dot_rows,
+           .N = units,
+           .K = features_,
+           .A = {dot_rows_.data(), features_},
+           .B = weights,
+           .C = products});
+    }
   }
 };
 

@@ -181,17 +181,18 @@ template <typename scalar_t>
 void loop_over_the_cell(const SequenceForwardPointers<scalar_t>& p) {
   using opmath_t = at::opmath_type<scalar_t>;
   const Converted<scalar_t, opmath_t> bias(p.bias, p.sizes.gate_units());
-  Scratch<scalar_t> scratch(p.sizes.batch * p.sizes.state_size);
+  Scratch<scalar_t> old_h(p.sizes.batch * p.sizes.state_size);
   const Share units(p.sizes.state_size, 0, 1);
   for (size_t i = 0; i < p.steps.size(); ++i) {
     const auto first_row = p.steps[i].first_row;
     const Share rows(p.steps[i].rows, 0, 1);
     p.reset(i, rows, units);
+    copy_old_h(p, i, rows, old_h.data());
     cell_forward<scalar_t>(
         {.sizes = {rows.size(), p.sizes.input_features, p.sizes.state_size},
          .input = p.input + first_row * p.sizes.input_features,
          .weights = p.weights,
-         .old_h = old_h_of_step<scalar_t>(p, i, rows, scratch.data()),
+         .old_h = old_h.data(),
          .cell = p.cell_of_step(i, bias.data())});
   }
 }
@@ -278,7 +279,7 @@ class SequenceForward {
   const Converted<scalar_t, opmath_t> bias_;
   Panels<gemm_t> weights_;
   Scratch<opmath_t> products_; // [products, rows_per_product, panel_width]
-  Scratch<gemm_t> old_h_;      // [slots, rows, state_size], if copied
+  Scratch<gemm_t> old_h_;      // [slots, rows_per_slot, state_size]
   Scratch<gemm_t> input_;      // [slots, rows, input_features], if converted
 
  public:
@@ -396,10 +397,9 @@ class SequenceForward {
     const auto rows = plan_.rows_of_slot(slot, p_.steps[i].rows);
     const auto first_row = p_.steps[i].first_row + rows.begin;
     p_.reset(i, rows, plan_.units_of_slot(slot));
-    const Matrix<const gemm_t> old_h{
-        old_h_of_step<gemm_t>(
-            p_, i, rows, old_h_.data() + slot * plan_.rows_per_slot * size),
-        size};
+    const Matrix<gemm_t> old_h{
+        old_h_.data() + slot * plan_.rows_per_slot * size, size};
+    copy_old_h(p_, i, rows, old_h.data);
     Matrix<const gemm_t> input{};
     if (!plan_.multiplies_input_first) {
       input = input_rows(slot, first_row, rows.size());

@@ -17,13 +17,6 @@
 // How a sequence is divided: over threads, and in panels of hidden units.
 namespace lltm {
 
-constexpr int64_t kNanosecondsOfGates = 1; // of a hidden unit
-// A barrier takes some 200 ns.
-constexpr int64_t kNanosecondsWorthABarrier = 500;
-// Threads that divide rows each read all of the weights for h, so the products
-// of a group of rows should take longer than reading them.
-constexpr int64_t kRowsOfAGroup = 32;
-
 // The share of n that one of several gets.
 struct Share {
   int64_t begin;
@@ -37,30 +30,14 @@ struct Share {
   }
 };
 
-// The threads that may run. Those that share a processor gain nothing, and wait
-// at each barrier until the system lets the others run. OpenMP counts the
-// processors, because with OMP_PROC_BIND the system binds each thread to one.
-inline int64_t available_threads() {
-  const int64_t threads = at::in_parallel_region() ? 1 : at::get_num_threads();
-  if (threads == 1) {
-    return 1;
-  }
-#ifdef _OPENMP
-  const int64_t processors = omp_get_num_procs();
-#else
-  const int64_t processors = std::thread::hardware_concurrency();
-#endif
-  return std::clamp<int64_t>(processors, 1, threads);
-}
-
-// A slot is some rows and some panels of every step; a thread takes one, or
-// several where there are fewer threads.
+// A slot is one of row_groups rows by one of unit_groups panels, in every step.
+// A thread takes one slot, or several where there are fewer threads.
 struct SequencePlan {
   int64_t batch;
   int64_t state_size;
   int64_t units_per_panel;
-  int64_t panels;
-  int64_t row_groups; // slots of different rows need no barrier
+  int64_t panels; // of hidden units
+  int64_t row_groups;
   int64_t unit_groups;
 
   std::string to_string() const {
@@ -119,8 +96,16 @@ struct SequencePlan {
   }
 };
 
-// has_batch_sizes: then the rows become fewer, and groups of them would leave
-// threads idle.
+// To compute the gates of a hidden unit of a row takes so long.
+constexpr int64_t kNanosecondsOfGates = 1;
+// A barrier takes some 200 ns.
+constexpr int64_t kNanosecondsWorthABarrier = 500;
+// Threads that divide rows each read all of the weights for h, so the products
+// of a group of rows should take longer than reading them.
+constexpr int64_t kRowsOfAGroup = 32;
+
+// flop_of_a_unit: of the products of a hidden unit of a row. has_batch_sizes:
+// then the rows become fewer, and groups of them would leave threads idle.
 inline SequencePlan plan_of(
     const CellSizes& sizes,
     int64_t steps,
@@ -146,6 +131,22 @@ inline SequencePlan plan_of(
       .panels = panels,
       .row_groups = row_groups,
       .unit_groups = std::max<int64_t>(1, unit_groups)};
+}
+
+// The threads that may run. Those that share a processor gain nothing, and wait
+// at each barrier until the system lets the others run. OpenMP counts the
+// processors, because with OMP_PROC_BIND the system binds each thread to one.
+inline int64_t available_threads() {
+  const int64_t threads = at::in_parallel_region() ? 1 : at::get_num_threads();
+  if (threads == 1) {
+    return 1;
+  }
+#ifdef _OPENMP
+  const int64_t processors = omp_get_num_procs();
+#else
+  const int64_t processors = std::thread::hardware_concurrency();
+#endif
+  return std::clamp<int64_t>(processors, 1, threads);
 }
 
 } // namespace lltm

@@ -15,6 +15,35 @@
 
 namespace lltm {
 
+// Rows of A whose sums fit in registers.
+template <int64_t kBytes, int64_t kVectors>
+constexpr int64_t kTileRows =
+    kVectors == 1 ? (kHasManyRegisters<kBytes> ? 12 : 8)
+                  : (kHasManyRegisters<kBytes> ? 24 : 12) / kVectors;
+
+// Calls body<rows>(first), for at most kMost rows.
+template <int64_t kMost, typename Body>
+C10_ALWAYS_INLINE void tile_of(int64_t rows, const Body& body, int64_t first) {
+  if constexpr (kMost > 1) {
+    if (rows < kMost) {
+      return tile_of<kMost - 1>(rows, body, first);
+    }
+  }
+  body.template operator()<kMost>(first);
+}
+
+// The same for any number of rows, with the fewest tiles, as equal as they can
+// be.
+template <int64_t kMost, typename Body>
+C10_ALWAYS_INLINE void in_tiles(int64_t rows, const Body& body) {
+  int64_t row = 0;
+  for (auto tiles = (rows + kMost - 1) / kMost; tiles > 0; --tiles) {
+    const auto size = (rows - row + tiles - 1) / tiles;
+    tile_of<kMost>(size, body, row);
+    row += size;
+  }
+}
+
 // C [kRows, columns] = A @ B, or C += A @ B, for kVectors whole vectors of
 // columns; or, if not kWhole, for the first columns of one. The sums are a
 // local array of the function that has the loop: gcc keeps any other in memory.
@@ -36,58 +65,46 @@ C10_ALWAYS_INLINE void tile(
   using lanes_t = typename Lanes<T, kBytes>::type;
   constexpr auto lanes = Lanes<T, kBytes>::count;
   lanes_t sums[kChains][kRows][kVectors] = {};
-  // Whole vectors are read where other rows of B follow. The last rows are
-  // copied, and added by the same code.
-  const auto last_rows =
-      kWhole ? 0 : std::min(K, (lanes - columns + B.ld - 1) / B.ld);
-  auto terms = kWhole ? K : (K - last_rows) / kChains * kChains;
-  const auto leftover = K - terms;
-  alignas(64) T copied[kWhole ? 1 : (lanes + kChains) * lanes];
-  if constexpr (!kWhole) {
-    for (int64_t k = 0; k < leftover; ++k) {
-      for (int64_t lane = 0; lane < lanes; ++lane) {
-        copied[k * lanes + lane] =
-            lane < columns ? B.row(terms + k)[lane] : T(0);
-      }
-    }
+  // Whole vectors are read of a part, too, where other rows of B follow. The
+  // last rows are copied.
+  const auto first_copied = kWhole
+      ? K
+      : std::max<int64_t>(0, K - (lanes - columns + B.ld - 1) / B.ld);
+  alignas(64) T copied[kWhole ? 1 : lanes][lanes] = {};
+  for (auto k = first_copied; k < K; ++k) {
+    std::copy_n(B.row(k), columns, copied[k - first_copied]);
   }
-#pragma GCC unroll 1
-  for (int pass = 0; pass < (kWhole ? 1 : 2); ++pass) {
-    // gcc then adds a few multiples of ld to a few pointers; it would keep a
-    // pointer to each of 12 rows, in registers of vectors.
-    constexpr int64_t of_a_pointer = 4;
-    const T* a[(kRows + of_a_pointer - 1) / of_a_pointer];
+  // gcc then adds a few multiples of ld to a few pointers; it would keep a
+  // pointer to each of 12 rows, in registers of vectors.
+  constexpr int64_t of_a_pointer = 4;
+  const T* a[(kRows + of_a_pointer - 1) / of_a_pointer];
 #pragma GCC unroll 8
-    for (int64_t i = 0; i < kRows; i += of_a_pointer) {
-      a[i / of_a_pointer] = A.row(i);
-      LLTM_HIDE(a[i / of_a_pointer]);
-    }
-    for (int64_t k = 0; k < terms; k += kChains) {
+  for (int64_t i = 0; i < kRows; i += of_a_pointer) {
+    a[i / of_a_pointer] = A.row(i);
+    LLTM_HIDE(a[i / of_a_pointer]);
+  }
+  for (int64_t first = 0; first < K; first += kChains) {
 #pragma GCC unroll 4
-      for (int64_t chain = 0; chain < kChains; ++chain) {
-        if (kChains > 1 && k + chain >= terms) {
-          break;
-        }
-        lanes_t b[kVectors];
+    for (int64_t chain = 0; chain < kChains; ++chain) {
+      const auto k = first + chain;
+      if (kChains > 1 && k >= K) {
+        break;
+      }
+      const T* row =
+          kWhole || k < first_copied ? B.row(k) : copied[k - first_copied];
+      lanes_t b[kVectors];
+#pragma GCC unroll 8
+      for (int64_t j = 0; j < kVectors; ++j) {
+        load_lanes(row + j * lanes, b[j]);
+      }
+#pragma GCC unroll 24
+      for (int64_t i = 0; i < kRows; ++i) {
+        const T value = a[i / of_a_pointer][i % of_a_pointer * A.ld + k];
 #pragma GCC unroll 8
         for (int64_t j = 0; j < kVectors; ++j) {
-          load_lanes(B.row(k + chain) + j * lanes, b[j]);
-        }
-#pragma GCC unroll 24
-        for (int64_t i = 0; i < kRows; ++i) {
-          const T value =
-              a[i / of_a_pointer][i % of_a_pointer * A.ld + k + chain];
-#pragma GCC unroll 8
-          for (int64_t j = 0; j < kVectors; ++j) {
-            sums[chain][i][j] += value * b[j]; // the compiler fuses them
-          }
+          sums[chain][i][j] += value * b[j]; // the compiler fuses them
         }
       }
-    }
-    if constexpr (!kWhole) {
-      A = A.part(0, terms);
-      B = {copied, lanes};
-      terms = leftover;
     }
   }
 #pragma GCC unroll 24
@@ -115,35 +132,6 @@ C10_ALWAYS_INLINE void tile(
         }
       }
     }
-  }
-}
-
-// Rows of A whose sums fit in registers.
-template <int64_t kBytes, int64_t kVectors>
-constexpr int64_t kTileRows =
-    kVectors == 1 ? (kHasManyRegisters<kBytes> ? 12 : 8)
-                  : (kHasManyRegisters<kBytes> ? 24 : 12) / kVectors;
-
-// Calls body<rows>(first), for at most kMost rows.
-template <int64_t kMost, typename Body>
-C10_ALWAYS_INLINE void tile_of(int64_t rows, const Body& body, int64_t first) {
-  if constexpr (kMost > 1) {
-    if (rows < kMost) {
-      return tile_of<kMost - 1>(rows, body, first);
-    }
-  }
-  body.template operator()<kMost>(first);
-}
-
-// The same for any number of rows, with the fewest tiles, as equal as they can
-// be.
-template <int64_t kMost, typename Body>
-C10_ALWAYS_INLINE void in_tiles(int64_t rows, const Body& body) {
-  int64_t row = 0;
-  for (auto tiles = (rows + kMost - 1) / kMost; tiles > 0; --tiles) {
-    const auto size = (rows - row + tiles - 1) / tiles;
-    tile_of<kMost>(size, body, row);
-    row += size;
   }
 }
 
