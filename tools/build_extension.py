@@ -106,9 +106,8 @@ def compile_args(cuda: bool) -> dict[str, list[str]]:
         "-fopenmp",
         # Without it, some of ATen's headers include those of all operators.
         "-DAT_PER_OPERATOR_HEADERS",
-        # gcc vectorises the gate mathematics only with these two.
-        "-fno-math-errno",
-        "-fno-trapping-math",
+        # All functions that take vectors are inlined: no call depends on the ABI.
+        "-Wno-psabi",
         # Without it, gcc 14 leaves some multiplications and additions unfused. That is slower, and
         # gives other bits than the same sums elsewhere.
         "--param=avoid-fma-max-bits=0",

@@ -540,41 +540,32 @@ struct PointwiseBackward {
   template <int64_t kBytes>
   C10_ALWAYS_INLINE void run(int64_t begin, int64_t end) const {
     for (auto row = begin; row < end; ++row) {
-      const auto at = row * state_size;
-      one_row(
-          grad_h + at,
-          grad_cell + at,
-          new_cell + at,
-          gates + kGates * at,
-          d_preactivations.row(row),
-          d_h + at,
-          d_cell + at);
+      in_vectors<opmath_t, kBytesOfUnits<opmath_t, kBytes>>(
+          first_unit,
+          end_unit,
+          [&]<typename vec_t>(int64_t unit)
+              __attribute__((always_inline)) { some_units<vec_t>(row, unit); });
     }
   }
 
  private:
-  C10_ALWAYS_INLINE void one_row(
-      const scalar_t* __restrict__ grad_h,
-      const scalar_t* __restrict__ grad_cell,
-      const scalar_t* __restrict__ new_cell,
-      const scalar_t* __restrict__ gates,
-      gemm_t* __restrict__ d_preactivations,
-      const opmath_t* __restrict__ d_h,
-      opmath_t* __restrict__ d_cell) const {
-    const auto math = this->math; // no store changes it
-    for (auto i = first_unit; i < end_unit; ++i) {
-      const auto out = math.backward(
-          to_opmath(grad_h[i]) + d_h[i],
-          to_opmath(grad_cell[i]) + d_cell[i],
-          lltm::tanh(to_opmath(new_cell[i])),
-          to_opmath(gates[i]),
-          to_opmath(gates[i + state_size]),
-          to_opmath(gates[i + 2 * state_size]));
-      from_opmath(out.d_input_gate, d_preactivations[i]);
-      from_opmath(out.d_output_gate, d_preactivations[i + state_size]);
-      from_opmath(out.d_candidate, d_preactivations[i + 2 * state_size]);
-      d_cell[i] = out.d_old_cell;
-    }
+  template <typename vec_t>
+  C10_ALWAYS_INLINE void some_units(int64_t row, int64_t unit) const {
+    const CellMath<vec_t, opmath_t> math(this->math);
+    const auto at = row * state_size + unit;
+    const auto* gate = gates + kGates * row * state_size + unit;
+    const auto out = math.backward(
+        load_opmath<vec_t>(grad_h + at) + load_opmath<vec_t>(d_h + at),
+        load_opmath<vec_t>(grad_cell + at) + load_opmath<vec_t>(d_cell + at),
+        lltm::tanh(load_opmath<vec_t>(new_cell + at)),
+        load_opmath<vec_t>(gate),
+        load_opmath<vec_t>(gate + state_size),
+        load_opmath<vec_t>(gate + 2 * state_size));
+    auto* d = d_preactivations.row(row) + unit;
+    store_opmath(out.d_input_gate, d);
+    store_opmath(out.d_output_gate, d + state_size);
+    store_opmath(out.d_candidate, d + 2 * state_size);
+    store_opmath(out.d_old_cell, d_cell + at);
   }
 };
 

@@ -7,7 +7,6 @@
 #include <ATen/OpMathType.h>
 #include <c10/macros/Macros.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
@@ -54,6 +53,12 @@ struct CellPointers {
   scalar_t* gates; // null: not wanted
 };
 
+// Bytes of the units that are computed at a time. The functions of double are
+// those of the C library, which take one.
+template <typename opmath_t, int64_t kBytes>
+constexpr int64_t kBytesOfUnits =
+    std::is_same_v<opmath_t, double> ? sizeof(double) : kBytes;
+
 // A body for run_with_best_isa(): units [first_unit, end_unit) of the rows from
 // first_row on.
 template <typename scalar_t>
@@ -68,105 +73,42 @@ struct Gates {
   int64_t first_unit;
   int64_t end_unit;
 
-  // begin and end count rows of products. For half types, two vectors of
-  // opmath_t are computed at a time, if a row of products holds as many. Each
-  // is a long chain of operations, and two chains run side by side.
+  // begin and end count rows of products.
   template <int64_t kBytes>
   C10_ALWAYS_INLINE void run(int64_t begin, int64_t end) const {
-    constexpr auto lanes = Lanes<opmath_t, kBytes>::count;
-    if constexpr (!std::is_same_v<scalar_t, opmath_t>) {
-      if (ld >= 2 * lanes) {
-        return all_units<2 * lanes>(begin, end);
-      }
+    for (auto row = begin; row < end; ++row) {
+      in_vectors<opmath_t, kBytesOfUnits<opmath_t, kBytes>>(
+          first_unit,
+          end_unit,
+          [&]<typename vec_t>(int64_t unit)
+              __attribute__((always_inline)) { some_units<vec_t>(row, unit); });
     }
-    all_units<lanes>(begin, end);
   }
 
  private:
-  template <int64_t kLanes>
-  C10_ALWAYS_INLINE void all_units(int64_t begin, int64_t end) const {
-    for (auto row = begin; row < end; ++row) {
-      for (auto unit = first_unit; unit < end_unit; unit += kLanes) {
-        const auto units = std::min(kLanes, end_unit - unit);
-        if (pointers.gates == nullptr) {
-          some_units<kLanes, false>(row, unit, units);
-        } else {
-          some_units<kLanes, true>(row, unit, units);
-        }
-      }
-    }
-  }
-
-  template <int64_t kLanes, bool kWritesGates>
-  C10_ALWAYS_INLINE void some_units(int64_t row, int64_t unit, int64_t units)
-      const {
+  template <typename vec_t>
+  C10_ALWAYS_INLINE void some_units(int64_t row, int64_t unit) const {
     const auto& p = pointers;
-    const auto math = p.math;
+    const CellMath<vec_t, opmath_t> math(p.math);
     const auto at = (first_row + row) * p.state_size + unit;
-    opmath_t bias[kGates][kLanes], sums[kGates][kLanes], cell[kLanes];
-    scalar_t gates[kGates][kLanes], new_cell[kLanes], new_h[kLanes];
-    for (int64_t gate = 0; gate < kGates; ++gate) {
-      const auto* from =
-          products + (kGates * row + gate) * ld + unit - first_unit;
-      load_some(from, units, sums[gate]);
-      load_some(p.bias + gate * p.state_size + unit, units, bias[gate]);
-    }
-    load_some(p.old_cell + at, units, cell);
-    // On local arrays. gcc assumes that a store through another pointer may
-    // change the limits of gate_math.h, and would not vectorise the loop.
-#pragma GCC ivdep
-    for (int64_t i = 0; i < kLanes; ++i) {
-      const auto out = math.forward(
-          sums[0][i] + bias[0][i],
-          sums[1][i] + bias[1][i],
-          sums[2][i] + bias[2][i],
-          cell[i]);
-      cell[i] = out.new_cell;
-      from_opmath(out.new_h, new_h[i]);
-      from_opmath(out.new_cell, new_cell[i]);
-      if constexpr (kWritesGates) {
-        from_opmath(out.input_gate, gates[0][i]);
-        from_opmath(out.output_gate, gates[1][i]);
-        from_opmath(out.candidate, gates[2][i]);
-      }
-    }
-    store_some(new_h, units, p.new_h + at);
-    store_some(new_cell, units, p.new_cell + at);
+    const auto* sums = products + kGates * row * ld + unit - first_unit;
+    const auto* bias = p.bias + unit;
+    const auto out = math.forward(
+        load_opmath<vec_t>(sums) + load_opmath<vec_t>(bias),
+        load_opmath<vec_t>(sums + ld) + load_opmath<vec_t>(bias + p.state_size),
+        load_opmath<vec_t>(sums + 2 * ld) +
+            load_opmath<vec_t>(bias + 2 * p.state_size),
+        load_opmath<vec_t>(p.old_cell + at));
+    store_opmath(out.new_h, p.new_h + at);
+    store_opmath(out.new_cell, p.new_cell + at);
     if (p.next_cell != nullptr) {
-      store_some(cell, units, p.next_cell + at);
+      store_opmath(out.new_cell, p.next_cell + at);
     }
-    for (int64_t gate = 0; kWritesGates && gate < kGates; ++gate) {
-      auto* to = p.gates + kGates * (at - unit) + gate * p.state_size + unit;
-      store_some(gates[gate], units, to);
-    }
-  }
-
-  // It copies one whole vector: gcc would copy an array in parts of 16 bytes,
-  // and the load of a vector waits until such parts are in the cache.
-  template <int64_t kLanes, typename T>
-  static C10_ALWAYS_INLINE void copy(const T* from, T* to) {
-    typename Lanes<uint8_t, kLanes * sizeof(T)>::type lanes;
-    load_lanes(from, lanes);
-    store_lanes(lanes, to);
-  }
-
-  template <int64_t kLanes>
-  static C10_ALWAYS_INLINE void
-  load_some(const opmath_t* from, int64_t units, opmath_t (&to)[kLanes]) {
-    if (units == kLanes) {
-      copy<kLanes>(from, to);
-    } else {
-      std::fill_n(std::copy_n(from, units, to), kLanes - units, opmath_t(0));
-    }
-  }
-
-  template <typename T, int64_t kLanes>
-  static C10_ALWAYS_INLINE void
-  store_some(const T (&from)[kLanes], int64_t units, T* to) {
-    if (units == kLanes) {
-      copy<kLanes>(from, to);
-    } else {
-      std::copy_n(from, units, to);
+    if (p.gates != nullptr) {
+      auto* gates = p.gates + kGates * (at - unit) + unit;
+      store_opmath(out.input_gate, gates);
+      store_opmath(out.output_gate, gates + p.state_size);
+      store_opmath(out.candidate, gates + 2 * p.state_size);
     }
   }
 };

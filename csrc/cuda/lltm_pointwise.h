@@ -14,7 +14,7 @@ namespace lltm {
 // added is added if it is not null. If write_gates, the activated gates replace
 // them.
 template <bool write_gates, typename scalar_t, typename opmath_t>
-LLTM_INLINE CellForward<opmath_t> unit_forward(
+LLTM_INLINE UnitResults<opmath_t> unit_forward(
     const CellMath<opmath_t>& math,
     scalar_t* gates,
     const opmath_t* added,

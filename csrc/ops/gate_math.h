@@ -1,17 +1,17 @@
 #pragma once
 
 #include <c10/macros/Macros.h>
-#include <c10/util/bit_cast.h>
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
+#include <type_traits>
 
 // The pointwise mathematics of the cell, for one hidden unit, in the opmath_t
 // of the caller, and its derivatives. CPU and CUDA kernels share it.
 //
-// The float functions are branchless: a loop around them vectorises on the
-// host, and a GPU takes fewer instructions than for those of the C library,
-// which double takes.
+// T is float or, on a CPU, a vector of floats (cpu/primitives/registers.h).
+// double takes the functions of the C library.
 #define LLTM_INLINE C10_HOST_DEVICE C10_ALWAYS_INLINE
 
 namespace lltm {
@@ -19,108 +19,132 @@ namespace lltm {
 // The input gate, the output gate and the candidate, in this order.
 constexpr int64_t kGates = 3;
 
-// x = n * ln(2) + r with an integer n and |r| <= ln(2) / 2, for |x| < 2^21.
-struct ExpReduction {
-  int32_t n;
-  float r;
+template <typename T>
+struct BitsOf {
+  typedef uint32_t type __attribute__((vector_size(sizeof(T))));
 };
-
-LLTM_INLINE ExpReduction reduce_for_exp(float x) {
-  // Adding 1.5 * 2^23 leaves the nearest integer in the low bits of the sum:
-  // unlike rintf, this has an instruction in every instruction set.
-  constexpr float kRound = 12582912.0f;
-  const float shifted = x * 1.44269504088896341f + kRound;
-  const float n = shifted - kRound;
-  // ln(2) in two parts (Cephes): n times the first is exact.
-  const float r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
-  // Unsigned: the bits of a NaN may be any, and a signed overflow is undefined.
-  const auto bits =
-      c10::bit_cast<uint32_t>(shifted) - c10::bit_cast<uint32_t>(kRound);
-  return {static_cast<int32_t>(bits), r};
-}
-
-// exp(r) - 1 for |r| <= ln(2) / 2, minimax (Cephes expf), within 1 ulp. Terms
-// are taken in pairs, which makes the chain of operations shorter than
-// Horner's.
-LLTM_INLINE float expm1_polynomial(float r) {
-  const float r2 = r * r;
-  const float p01 = 1.9875691500e-4f * r + 1.3981999507e-3f;
-  const float p23 = 8.3334519073e-3f * r + 4.1665795894e-2f;
-  const float p45 = 1.6666665459e-1f * r + 5.0000001201e-1f;
-  return ((p01 * r2 + p23) * r2 + p45) * r2 + r;
-}
-
-// 2^n for -127 < n < 128.
-LLTM_INLINE float exp2_of(int32_t n) {
-  return c10::bit_cast<float>((static_cast<uint32_t>(n) + 127u) << 23);
-}
-
-// The limits that arguments are clamped to. Beyond a limit the result is
-// constant, or for elu above 0 the argument itself. The limits are variables,
-// because gcc 12 knows the result at a constant limit, and jumps to it. In a
-// loop it makes compares and blends of the jumps, if it vectorises the loop at
-// all, and a unit takes 1.5 to 1.8 times as long.
-struct GateLimits {
-  float sigmoid_low = -105.0f;
-  float sigmoid_high = 40.0f;
-  float elu_low = -40.0f;
-  float elu_high = 0.0f;
-  float tanh_high = 10.0f;
+template <>
+struct BitsOf<float> {
+  using type = uint32_t;
 };
-#ifdef __CUDA_ARCH__
-constexpr GateLimits gate_limits;
-#else
-inline GateLimits gate_limits;
+template <typename T>
+using Bits = typename BitsOf<T>::type;
+
+template <typename To, typename From>
+LLTM_INLINE To bit_cast(const From& from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  std::memcpy(&to, &from, sizeof(to));
+  return to;
+}
+
+// gcc takes one instruction for the maximum or minimum of vectors only if it
+// does not know the limit.
+LLTM_INLINE float hide(float limit) {
+#ifndef __CUDA_ARCH__
+  __asm__("" : "+r"(limit));
 #endif
+  return limit;
+}
 
 // Both pass NaN.
-LLTM_INLINE float at_least(float low, float x) {
+template <typename T>
+LLTM_INLINE T at_least(float low, T x) {
+  low = hide(low);
   return low > x ? low : x;
 }
 
-LLTM_INLINE float at_most(float high, float x) {
+template <typename T>
+LLTM_INLINE T at_most(float high, T x) {
+  high = hide(high);
   return high < x ? high : x;
 }
 
-// exp(x) - 1 for |x| <= 40.
-LLTM_INLINE float expm1_within_limits(float x) {
-  const auto [n, r] = reduce_for_exp(x);
-  const float scale = exp2_of(n);
-  return expm1_polynomial(r) * scale + (scale - 1.0f);
+// exp(x) = 2^n * (1 + p), for |x| < 2^21. n is in the low bits of an integer.
+template <typename T>
+struct ExpParts {
+  Bits<T> n;
+  T p;
+};
+
+template <typename T>
+LLTM_INLINE ExpParts<T> exp_parts(T x) {
+  // x = n * ln(2) + r with |r| <= ln(2) / 2. Adding 1.5 * 2^23 leaves the
+  // nearest integer in the low bits of the sum: unlike rintf, this has an
+  // instruction in every instruction set.
+  constexpr float kRound = 12582912.0f;
+  const T shifted = x * 1.44269504088896341f + kRound;
+  const T n = shifted - kRound;
+  // ln(2) in two parts (Cephes): n times the first is exact.
+  const T r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+  // exp(r) - 1, minimax (Cephes expf), within 1 ulp. Terms are taken in pairs,
+  // which makes the chain of operations shorter than Horner's.
+  const T r2 = r * r;
+  const T p01 = 1.9875691500e-4f * r + 1.3981999507e-3f;
+  const T p23 = 8.3334519073e-3f * r + 4.1665795894e-2f;
+  const T p45 = 1.6666665459e-1f * r + 5.0000001201e-1f;
+  return {
+      .n = bit_cast<Bits<T>>(shifted),
+      .p = ((p01 * r2 + p23) * r2 + p45) * r2 + r};
 }
 
-LLTM_INLINE float sigmoid(float x) {
+// 2^n for -127 < n < 128.
+template <typename T>
+LLTM_INLINE T exp2_of(Bits<T> n) {
+  return bit_cast<T>((n + 127u) << 23);
+}
+
+// exp(x) - 1 for |x| <= 40.
+template <typename T>
+LLTM_INLINE T expm1_within_limits(T x) {
+  const auto [n, p] = exp_parts(x);
+  const T scale = exp2_of<T>(n);
+  return p * scale + (scale - 1.0f);
+}
+
+template <typename T>
+LLTM_INLINE T sigmoid(T x) {
 #ifdef __CUDA_ARCH__
   const float e = ::expf(-::fabsf(x)); // at most 1: it cannot overflow
   return __fdividef(x < 0 ? e : 1.0f, 1.0f + e); // within 2 ulp, no branch
 #else
-  // exp(-x) reaches 2^152: both sides of the fraction are taken times 2^-32.
-  constexpr int32_t kShift = 32;
-  const auto [n, r] = reduce_for_exp(
-      -at_most(gate_limits.sigmoid_high, at_least(gate_limits.sigmoid_low, x)));
-  const float one = exp2_of(-kShift);
-  return one / (one + (1.0f + expm1_polynomial(r)) * exp2_of(n - kShift));
+  // Beyond the limits the result is constant. exp(-x) reaches 2^152: both sides
+  // of the fraction are taken times 2^-32.
+  constexpr uint32_t kShift = 32;
+  constexpr float kOne = 0x1p-32f;
+  const auto [n, p] = exp_parts(-at_most(40.0f, at_least(-105.0f, x)));
+  return kOne / (kOne + (1.0f + p) * exp2_of<T>(n - kShift));
 #endif
 }
 
 // alpha = 1. expm1, not exp - 1, whose relative error near 0 is unbounded.
-LLTM_INLINE float elu(float x) {
+template <typename T>
+LLTM_INLINE T elu(T x) {
   // One of the two is 0.
-  return at_least(gate_limits.elu_high, x) +
-      expm1_within_limits(
-             at_most(gate_limits.elu_high, at_least(gate_limits.elu_low, x)));
+  return at_least(0.0f, x) +
+      expm1_within_limits(at_most(0.0f, at_least(-40.0f, x)));
 }
 
-LLTM_INLINE float tanh(float x) {
-  // Odd, through expm1: no cancellation.
-  const float e =
-      expm1_within_limits(2.0f * at_most(gate_limits.tanh_high, std::fabs(x)));
+template <typename T>
+LLTM_INLINE T absolute(T x) {
 #ifdef __CUDA_ARCH__
-  const float t = at_most(1.0f, __fdividef(e, e + 2.0f));
+  return ::fabsf(x); // takes no instruction
 #else
-  const float t = e / (e + 2.0f);
+  return bit_cast<T>(bit_cast<Bits<T>>(x) & 0x7fffffffu);
 #endif
-  return std::copysign(t, x);
+}
+
+template <typename T>
+LLTM_INLINE T tanh(T x) {
+  // Odd, through expm1: no cancellation. It is 1 from 10 on.
+  const T e = expm1_within_limits(2.0f * at_most(10.0f, absolute(x)));
+#ifdef __CUDA_ARCH__
+  const T t = at_most(1.0f, __fdividef(e, e + 2.0f));
+#else
+  const T t = e / (e + 2.0f);
+#endif
+  const auto sign = bit_cast<Bits<T>>(x) & 0x80000000u;
+  return bit_cast<T>(bit_cast<Bits<T>>(t) | sign);
 }
 
 LLTM_INLINE double sigmoid(double x) {
@@ -138,43 +162,45 @@ LLTM_INLINE double tanh(double x) {
 // The derivative of elu at x, from result = elu(x). For x <= 0 it is exp(x),
 // which is result + 1; at 0 it is 1 from both sides. Large x do not overflow,
 // because no exponential is computed.
-LLTM_INLINE float elu_backward(float result) {
-  return at_most(gate_limits.elu_high, result) + 1.0f;
+template <typename T>
+LLTM_INLINE T elu_backward(T result) {
+  return at_most(0.0f, result) + 1.0f;
 }
 
 LLTM_INLINE double elu_backward(double result) {
   return result > 0 ? 1.0 : result + 1.0;
 }
 
-template <typename opmath_t>
-struct CellForward {
-  opmath_t input_gate, output_gate, candidate, new_cell, new_h;
+// The activated gates and the new states of a unit.
+template <typename T>
+struct UnitResults {
+  T input_gate, output_gate, candidate, new_cell, new_h;
 };
 
-template <typename opmath_t>
-struct CellBackward {
-  opmath_t d_input_gate, d_output_gate, d_candidate, d_old_cell;
+// The gradients of the pre-activations and of the old cell state of a unit.
+template <typename T>
+struct UnitGradients {
+  T d_input_gate, d_output_gate, d_candidate, d_old_cell;
 };
 
 // The formulas of a unit. A number that becomes an argument of the operators is
-// a member here; kernels only carry it to where they call the formulas.
-template <typename opmath_t>
+// a member here, an opmath_t; kernels only carry it to where they call the
+// formulas.
+template <typename T, typename opmath_t = T>
 struct CellMath {
   CellMath() = default;
 
+  // From the arguments of an operator, or the CellMath of another T.
   template <typename Arguments>
   explicit CellMath(const Arguments& /*arguments*/) {}
 
   // From the three pre-activations and the old cell state.
-  LLTM_INLINE CellForward<opmath_t> forward(
-      opmath_t input_gate,
-      opmath_t output_gate,
-      opmath_t candidate,
-      opmath_t old_cell) const {
-    const opmath_t i = sigmoid(input_gate);
-    const opmath_t o = sigmoid(output_gate);
-    const opmath_t g = elu(candidate);
-    const opmath_t new_cell = old_cell + g * i;
+  LLTM_INLINE UnitResults<T>
+  forward(T input_gate, T output_gate, T candidate, T old_cell) const {
+    const T i = sigmoid(input_gate);
+    const T o = sigmoid(output_gate);
+    const T g = elu(candidate);
+    const T new_cell = old_cell + g * i;
     return {
         .input_gate = i,
         .output_gate = o,
@@ -183,20 +209,13 @@ struct CellMath {
         .new_h = lltm::tanh(new_cell) * o};
   }
 
-  // Gradients of the three pre-activations and of the old cell state, from
-  // tanh(new_cell) and the activated gates.
-  LLTM_INLINE CellBackward<opmath_t> backward(
-      opmath_t grad_h,
-      opmath_t grad_cell,
-      opmath_t t,
-      opmath_t i,
-      opmath_t o,
-      opmath_t g) const {
-    const opmath_t one(1);
-    const opmath_t d_cell = grad_cell + grad_h * o * (one - t * t);
+  // From tanh(new_cell) and the activated gates.
+  LLTM_INLINE UnitGradients<T>
+  backward(T grad_h, T grad_cell, T t, T i, T o, T g) const {
+    const T d_cell = grad_cell + grad_h * o * (1 - t * t);
     return {
-        .d_input_gate = d_cell * g * i * (one - i),
-        .d_output_gate = grad_h * t * o * (one - o),
+        .d_input_gate = d_cell * g * i * (1 - i),
+        .d_output_gate = grad_h * t * o * (1 - o),
         .d_candidate = d_cell * i * elu_backward(g),
         .d_old_cell = d_cell};
   }

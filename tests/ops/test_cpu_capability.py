@@ -3,15 +3,12 @@
 Both are chosen once in a process. The fuzzer compares the numbers of each path (tests/tools/fuzz).
 """
 
-import platform
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from common import CXX, ROOT, environment, printed
-from torch.utils.cpp_extension import include_paths
 
 TESTS = Path(__file__).parent
 INSTRUCTIONS = Path("/proc/cpuinfo").read_text().split()
@@ -55,47 +52,6 @@ def test_teams_of_more_threads_than_this_machine_has_processors(tmp_path):
     subprocess.run([CXX, "-shared", "-fPIC", source, "-o", library], check=True)
     pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "threads"]
     printed(*pytest, TESTS / "test_sequence.py", cwd=ROOT, env=environment(LD_PRELOAD=str(library)))
-
-
-LOOPS_OF_GATES = """
-#include "ops/gate_math.h"
-
-using Math = lltm::CellMath<float>;
-
-void forward(Math math, const float* __restrict__ in, float* __restrict__ out, long n) {
-  for (long i = 0; i < n; ++i) {
-    const auto cell = math.forward(in[i], in[i + n], in[i + 2 * n], in[i + 3 * n]);
-    out[i] = cell.new_h;
-    out[i + n] = cell.new_cell;
-  }
-}
-
-void backward(Math math, const float* __restrict__ in, float* __restrict__ out, long n) {
-  for (long i = 0; i < n; ++i) {
-    const auto cell = math.backward(
-        in[i], in[i + n], lltm::tanh(in[i + 2 * n]),
-        in[i + 3 * n], in[i + 4 * n], in[i + 5 * n]);
-    out[i] = cell.d_input_gate;
-    out[i + n] = cell.d_output_gate;
-    out[i + 2 * n] = cell.d_candidate;
-    out[i + 3 * n] = cell.d_old_cell;
-  }
-}
-"""
-INSTRUCTION_SETS = {16: [], 32: ["-mavx2", "-mfma"], 64: ["-mavx512f", "-mprefer-vector-width=512"]}
-
-
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="instruction sets of x86")
-@pytest.mark.parametrize("width", INSTRUCTION_SETS)
-def test_the_loops_of_the_gates_are_vectorised(tmp_path, width):
-    """With -O3 alone: in the source no choice is left of which the compiler makes a jump."""
-    source = tmp_path / "loops.cpp"
-    source.write_text(LOOPS_OF_GATES)
-    includes = [f"-I{ROOT / 'csrc'}", *(f"-I{path}" for path in include_paths())]
-    options = ["-std=c++20", "-O3", *INSTRUCTION_SETS[width], "-fopt-info-vec"]
-    command = [CXX, *options, *includes, "-c", source, "-o", tmp_path / "loops.o"]
-    said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
-    assert len(re.findall(rf"loops.cpp.* loop vectorized using {width} byte vectors", said)) == 2
 
 
 WITHOUT_EXECUTABLE_MEMORY = """

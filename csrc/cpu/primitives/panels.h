@@ -172,9 +172,7 @@ struct Transpose {
       }
     } else {
       to_t converted[n] = {};
-      for (int64_t i = 0; i < columns; ++i) {
-        convert_element(from[i], converted[i]);
-      }
+      convert_elements<sizeof(row)>(from, columns, converted);
       load_lanes(converted, row);
     }
   }

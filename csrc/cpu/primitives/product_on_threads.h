@@ -50,9 +50,12 @@ struct ProductPlan {
 };
 
 // Of C [M, N] and K terms, where no size is 0.
-template <typename gemm_t>
-ProductPlan plan_of(int64_t M, int64_t N, int64_t K, bool always_packs) {
+template <typename scalar_t, typename gemm_t>
+ProductPlan plan_of(int64_t M, int64_t N, int64_t K) {
   constexpr bool pairs = kPair<gemm_t> == 2;
+  constexpr bool converts = !std::is_same_v<scalar_t, gemm_t>;
+  const bool packs =
+      pairs || converts || (M > kRowsWorthPacking && K > kTermsWorthPacking);
   const auto tile = pairs ? 16 : panel_width<gemm_t>(N);
   const auto columns_per_block =
       round_up(size_of_a_block(N, kSideOfABlock), tile);
@@ -64,8 +67,6 @@ ProductPlan plan_of(int64_t M, int64_t N, int64_t K, bool always_packs) {
       std::max(
           at::divup(M, kSideOfABlock),
           std::min(at::divup(threads, column_blocks), M / kRowsWorthPacking)));
-  const bool packs =
-      always_packs || (M > kRowsWorthPacking && K > kTermsWorthPacking);
   return {
       .packs = packs,
       // A panel is as wide as a tile, so what a tile reads of B lies together,
@@ -91,7 +92,7 @@ class LeftOperand {
     return {memory_.data(), ld_};
   }
 
-  // Writes the zeros behind the terms of each row.
+  // Writes the zeros after the terms of each row.
   void pad(int64_t rows, int64_t terms) {
     const auto end = padded_terms<T>(terms);
     for (int64_t row = 0; terms < end && row < rows; ++row) {
@@ -114,9 +115,6 @@ template <typename scalar_t, typename gemm_t, typename out_t>
 struct ProductOnThreads {
   using opmath_t = at::opmath_type<out_t>;
   static constexpr bool kInPlace = std::is_same_v<out_t, opmath_t>;
-  // To convert B, or into pairs.
-  static constexpr bool kAlwaysPacks =
-      kPair<gemm_t> == 2 || !std::is_same_v<scalar_t, gemm_t>;
 
   int64_t M;
   int64_t N;
@@ -130,7 +128,7 @@ struct ProductOnThreads {
     if (M == 0 || N == 0) {
       return;
     }
-    const auto plan = plan_of<gemm_t>(M, N, K, kAlwaysPacks);
+    const auto plan = plan_of<scalar_t, gemm_t>(M, N, K);
     const auto block_size = plan.rows_per_block * plan.columns_per_block;
     at::parallel_for(
         0,
@@ -224,9 +222,10 @@ struct ProductOnThreads {
     }
   }
 
+  // The columns from j on.
   static Matrix<const gemm_t>
   panel_of(const Block& block, Matrix<const scalar_t> B_block, int64_t j) {
-    if constexpr (!kAlwaysPacks) {
+    if constexpr (std::is_same_v<scalar_t, gemm_t>) {
       if (block.packed == nullptr) {
         return B_block.part(0, j);
       }

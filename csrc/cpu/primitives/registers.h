@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <string>
+#include <type_traits>
 
 // Vectors of the size of a register, and loops that are compiled for each
 // instruction set and chosen at run time. No compiler flags for single files:
@@ -63,6 +64,26 @@ C10_ALWAYS_INLINE void load_lanes(const T* from, Lanes& lanes) {
 template <typename T, typename Lanes>
 C10_ALWAYS_INLINE void store_lanes(const Lanes& lanes, T* to) {
   std::memcpy(to, &lanes, sizeof(lanes));
+}
+
+// Calls body<vec_t>(i) for [begin, end): with vectors of kBytes, then with ever
+// smaller ones, and with T for the last element. This is no loop that the
+// compiler could vectorise, so an element is computed by the same instructions
+// wherever it lies.
+template <typename T, int64_t kBytes, typename Body>
+C10_ALWAYS_INLINE void
+in_vectors(int64_t begin, int64_t end, const Body& body) {
+  constexpr auto lanes = Lanes<T, kBytes>::count;
+  using vec_t =
+      std::conditional_t<lanes == 1, T, typename Lanes<T, kBytes>::type>;
+  for (; end - begin >= lanes; begin += lanes) {
+    body.template operator()<vec_t>(begin);
+  }
+  if constexpr (lanes > 2) {
+    in_vectors<T, kBytes / 2>(begin, end, body);
+  } else if (lanes == 2 && begin < end) {
+    body.template operator()<T>(begin);
+  }
 }
 
 template <typename Body>

@@ -14,10 +14,11 @@ constexpr int64_t round_up(int64_t n, int64_t multiple) {
 
 // Measured on Zen 5.
 constexpr int64_t kFlopPerNanosecond = 200;
-constexpr int64_t kPackedPerNanosecond = 4; // elements copied to another layout
+// Elements that are copied to another layout.
+constexpr int64_t kPackedPerNanosecond = 4;
 
-constexpr int64_t kNanosecondsWorthAThread =
-    5000; // to wake one takes 1 to 3 us
+// To wake a thread takes 1 to 3 us.
+constexpr int64_t kNanosecondsWorthAThread = 5000;
 
 // The grain size for at::parallel_for: so many tasks are worth waking a thread.
 inline int64_t grain_size(int64_t nanoseconds_per_task) {

@@ -227,7 +227,7 @@ class BackwardBlock {
     const bool carries = own < after_.rows && resets_after_[i] == 0;
     const float d_h = carries ? work_.total(sums, i, 1, 0) : 0;
     d_cell_[i] = carries ? d_cell_[i] : 0;
-    CellBackward<float> out{};
+    UnitGradients<float> out{};
     if (to_[i] != nullptr) {
       const auto& of = factors_[i];
       out = args_.math.backward(

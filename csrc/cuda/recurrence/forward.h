@@ -36,7 +36,7 @@ class ForwardBlock {
       float* const own = sums + turn % 2 * (tiles * args_.kSums);
       multiply(own, turn);
       machine_.sync_block();
-      CellForward<float> out[work_.kOwned];
+      UnitResults<float> out[work_.kOwned];
 #pragma unroll
       for (int i = 0; i < work_.kOwned; ++i) {
         out[i] = compute(own, i);
@@ -215,8 +215,8 @@ class ForwardBlock {
     }
   }
 
-  LLTM_INLINE CellForward<float> compute(const float* sums, int i) {
-    CellForward<float> out{};
+  LLTM_INLINE UnitResults<float> compute(const float* sums, int i) {
+    UnitResults<float> out{};
     if (to_[i] != nullptr) {
       float sum[3];
 #pragma unroll
@@ -231,7 +231,7 @@ class ForwardBlock {
     return out;
   }
 
-  LLTM_INLINE void store(const CellForward<float>& out, int i) const {
+  LLTM_INLINE void store(const UnitResults<float>& out, int i) const {
     args_.cells[state_at(step_.first_row, i)] =
         static_cast<scalar_t>(out.new_cell);
     if (args_.write_gates) {

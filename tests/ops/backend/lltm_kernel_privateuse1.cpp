@@ -53,7 +53,8 @@ void backward_units(
     const BackwardArguments& a,
     const at::Tensor& d_gates,
     const at::Tensor& d_old_cell) {
-  const CellMath<at::opmath_type<scalar_t>> math(a);
+  using opmath_t = at::opmath_type<scalar_t>;
+  const CellMath<opmath_t> math(a);
   const auto g = a.gates.accessor<scalar_t, 2>();
   auto d = d_gates.accessor<scalar_t, 2>();
   const auto state_size = d_old_cell.size(1);
@@ -62,7 +63,7 @@ void backward_units(
       const auto out = math.backward(
           grad_or_zero<scalar_t>(a.grad_h, row, unit),
           grad_or_zero<scalar_t>(a.grad_cell, row, unit),
-          lltm::tanh(a.new_cell.accessor<scalar_t, 2>()[row][unit]),
+          lltm::tanh(opmath_t(a.new_cell.accessor<scalar_t, 2>()[row][unit])),
           g[row][unit],
           g[row][state_size + unit],
           g[row][2 * state_size + unit]);

@@ -97,7 +97,7 @@ void test_blocks_cover_a_product_and_each_thread_has_one(int64_t threads) {
   };
   for (const int64_t M : {1, 63, 65, 385, 600, 6401}) {
     for (const int64_t N : {1, 17, 48, 200, 1000}) {
-      const auto plan = lltm::plan_of<float>(M, N, /*K=*/100, false);
+      const auto plan = lltm::plan_of<float, float>(M, N, /*K=*/100);
       TORCH_CHECK(cover(plan.row_blocks, plan.rows_per_block, M));
       TORCH_CHECK(cover(plan.column_blocks, plan.columns_per_block, N));
       TORCH_CHECK(plan.columns_per_block % plan.columns_per_panel == 0);
