@@ -251,6 +251,16 @@ def test_missing_gradients_are_zeros(on_host, switch, kind, missing):
         assert torch.equal(ours, zeros)
 
 
+@pytest.mark.parametrize("missing", range(2))
+def test_missing_gradients_of_a_step_are_zeros(on_host, missing):
+    inputs = backward_inputs(dtype=torch.bfloat16)
+    inputs[missing] = torch.zeros_like(inputs[missing])
+    expected = on_host.backward(*inputs)
+    inputs[missing] = None
+    for ours, zeros in zip(on_host.backward(*inputs), expected, strict=True):
+        assert torch.equal(ours, zeros)
+
+
 def laid_out(inputs, layout):
     """All tensors but batch_sizes, which the last but two is."""
     kept = len(inputs) - 3

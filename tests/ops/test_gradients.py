@@ -25,7 +25,6 @@ from common import (
     gradients,
     message,
     sample_inputs,
-    sequence_backward_inputs,
     with_options,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -175,23 +174,23 @@ def test_autograd_asks_only_for_gradients_that_somebody_needs(device, operator, 
 
 
 @each_device
-@pytest.mark.parametrize("kind", [("padded", False, False), ("packed", True, True)], ids=str)
-@pytest.mark.parametrize("missing", range(4))
-def test_missing_gradients_are_zeros(device, kind, missing):
-    op = torch.ops.lltm.sequence_backward
-    inputs = sequence_backward_inputs(device, torch.float64, kind=kind)
-    inputs[missing] = torch.zeros_like(inputs[missing])
-    expected = op(*inputs)
-    inputs[missing] = None
-    torch.testing.assert_close(op(*inputs), expected, rtol=0, atol=0)
+@each_operator
+def test_missing_gradients_are_zeros(device, operator):
+    for missing, _ in enumerate(operator.forward(*operator.inputs(device))):
+        inputs = operator.backward_inputs(device, torch.float64)
+        inputs[missing] = torch.zeros_like(inputs[missing])
+        expected = operator.backward(*inputs)
+        inputs[missing] = None
+        torch.testing.assert_close(operator.backward(*inputs), expected, rtol=0, atol=0)
 
 
 @each_device
-def test_autograd_makes_no_zeros_for_results_that_nobody_used(device):
-    output, *_ = PADDED.forward(*PADDED.inputs(device, requires_grad=True))
+@each_operator
+def test_autograd_makes_no_zeros_for_results_that_nobody_used(device, operator):
+    first, *others = operator.forward(*operator.inputs(device, requires_grad=True))
     with CallsOfBackward() as recorded:
-        output.sum().backward()
-    assert recorded.calls[0][1:4] == (None, None, None)
+        first.sum().backward()
+    assert recorded.calls[0][1 : 1 + len(others)] == (None,) * len(others)
 
 
 def memory_allocated(fn) -> int:
