@@ -39,8 +39,8 @@ inline int64_t vector_bytes() {
   return bytes;
 }
 
-// Whatever takes or returns vectors is C10_ALWAYS_INLINE, since the ABI of a call
-// depends on the instruction set. gcc keeps larger vectors in memory.
+// Whatever takes or returns vectors is C10_ALWAYS_INLINE, since the ABI of a
+// call depends on the instruction set. gcc keeps larger vectors in memory.
 template <typename T, int64_t kBytes>
 struct Lanes {
   static constexpr int64_t count = kBytes / sizeof(T);
