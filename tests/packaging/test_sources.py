@@ -13,7 +13,7 @@ PAIRS = "cpu/primitives/product_bfloat16.cpp"
 # message.
 MOST = {
     "ops": (19, 2100),
-    "cpu": (18, 3500),
+    "cpu": (18, 3440),
     "cuda": (17, 2360),
     "a step forward": (19, 2560),
     "a sequence forward": (25, 3400),

@@ -30,15 +30,6 @@ constexpr int64_t kTermsOfABlock = 512;
 // over a batch of 131,072 rows has three times the error of PyTorch's product.
 constexpr int64_t kTermsOfASum = 8192;
 
-template <typename from_t, typename T>
-void pack_rows(
-    Matrix<const from_t> from,
-    int64_t rows,
-    int64_t columns,
-    int64_t begin,
-    int64_t end,
-    Panels<T>& panels);
-
 // C is divided in blocks, which one thread computes as a whole, panel by panel.
 struct ProductPlan {
   bool packs; // B; else it is read as it lies
