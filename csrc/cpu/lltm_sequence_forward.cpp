@@ -23,7 +23,8 @@
 #include <vector>
 
 // lltm::sequence_forward on the CPU, from its tensors to the products of a
-// panel of hidden units. Weights are packed once, for all steps.
+// panel of hidden units. Weights are packed once, for all steps; output, cells
+// and gates have the rows of the input.
 namespace lltm {
 
 namespace {
@@ -50,7 +51,7 @@ struct SequenceForwardPointers {
   scalar_t* cells;
   scalar_t* gates; // null: not wanted
 
-  // What the gates of a step need.
+  // Where the rows of step i lie.
   CellPointers<scalar_t> cell_of_step(int64_t i, const opmath_t* bias) const {
     const auto size = sizes.state_size;
     const auto at = steps[i].first_row * size;
@@ -160,6 +161,7 @@ void keep_memory(int64_t bytes) {
 // With fewer steps, packing the weights saves time only at few sizes, and the
 // steps are a loop over the cell.
 constexpr size_t kStepsWorthPacking = 8;
+
 template <typename scalar_t, typename gemm_t>
 class SequenceForward;
 
@@ -417,8 +419,7 @@ class SequenceForward {
   }
 
   // products [rows, kGates, units_per_panel] = or += A @ weights of a panel. A,
-  // [rows, ld], is old_h or the input; its columns are features of the weights
-  // from first_feature on.
+  // [rows, ld], is old_h or the input, whose features begin at first_feature.
   void multiply_panel(
       int64_t panel,
       int64_t rows,

@@ -21,7 +21,7 @@ constexpr int64_t kTileRows =
     kVectors == 1 ? (kHasManyRegisters<kBytes> ? 12 : 8)
                   : (kHasManyRegisters<kBytes> ? 24 : 12) / kVectors;
 
-// Calls body<rows>(first), for at most kMost rows.
+// Calls body<rows>(first): the number of rows, at most kMost, is a constant.
 template <int64_t kMost, typename Body>
 C10_ALWAYS_INLINE void tile_of(int64_t rows, const Body& body, int64_t first) {
   if constexpr (kMost > 1) {
@@ -32,8 +32,8 @@ C10_ALWAYS_INLINE void tile_of(int64_t rows, const Body& body, int64_t first) {
   body.template operator()<kMost>(first);
 }
 
-// The same for any number of rows, with the fewest tiles, as equal as they can
-// be.
+// The same for any number of rows, in the fewest tiles, as equal as they can
+// be: body<rows of a tile>(its first row).
 template <int64_t kMost, typename Body>
 C10_ALWAYS_INLINE void in_tiles(int64_t rows, const Body& body) {
   int64_t row = 0;
@@ -45,9 +45,9 @@ C10_ALWAYS_INLINE void in_tiles(int64_t rows, const Body& body) {
 }
 
 // C [kRows, columns] = A @ B, or C += A @ B, for kVectors whole vectors of
-// columns; or, if not kWhole, for the first columns of one. The sums are a
-// local array of the function that has the loop: gcc keeps any other in memory.
-// Each sum is added up in kChains chains, which take the terms in turn.
+// columns; or, if not kWhole, for the first columns of one. Each sum is added
+// up in kChains chains, which take the terms in turn. The sums are a local
+// array of the function that has the loop: gcc keeps any other in memory.
 template <
     typename T,
     int64_t kBytes,
@@ -65,8 +65,8 @@ C10_ALWAYS_INLINE void tile(
   using lanes_t = typename Lanes<T, kBytes>::type;
   constexpr auto lanes = Lanes<T, kBytes>::count;
   lanes_t sums[kChains][kRows][kVectors] = {};
-  // Whole vectors are read of a part, too, where other rows of B follow. The
-  // last rows are copied.
+  // If not kWhole, whole vectors are read all the same, where other rows of B
+  // follow, and the last rows of B from a copy.
   const auto first_copied = kWhole
       ? K
       : std::max<int64_t>(0, K - (lanes - columns + B.ld - 1) / B.ld);
