@@ -7,11 +7,12 @@
 #include <cstring>
 #include <type_traits>
 
-// The pointwise mathematics of the cell, for one hidden unit, in the opmath_t
-// of the caller, and its derivatives. CPU and CUDA kernels share it.
+// The pointwise mathematics of the cell and its derivatives, in the opmath_t of
+// the caller. CPU and CUDA kernels share it.
 //
-// T is float or, on a CPU, a vector of floats (cpu/primitives/registers.h).
-// double takes the functions of the C library.
+// T is the float of one hidden unit or, on a CPU, a vector of those of several
+// (cpu/primitives/registers.h). A GPU takes fewer instructions than for the
+// functions of the C library, which double takes.
 #define LLTM_INLINE C10_HOST_DEVICE C10_ALWAYS_INLINE
 
 namespace lltm {
@@ -38,8 +39,8 @@ LLTM_INLINE To bit_cast(const From& from) {
   return to;
 }
 
-// gcc takes one instruction for the maximum or minimum of vectors only if it
-// does not know the limit.
+// Without it, gcc compares and blends in place of one maximum or minimum,
+// because it knows the limit.
 LLTM_INLINE float hide(float limit) {
 #ifndef __CUDA_ARCH__
   __asm__("" : "+r"(limit));

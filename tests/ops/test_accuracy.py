@@ -63,6 +63,24 @@ def test_accuracy_of_gates(device, position, cell):
 
 
 @each_device
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_types_are_rounded_as_pytorch_rounds(device, dtype):
+    """Every value of the old cell, plus a candidate; vectors of each size, where the input gate is
+    1 and elu returns its argument."""
+    units = 61
+    values = torch.arange(2**16 - 2**16 % units).to(torch.int16).view(dtype).view(-1, units)
+    values = torch.cat([values, values.flip(0, 1)])
+    bias = torch.zeros(3, units, dtype=dtype)
+    bias[0] = 100
+    bias[2] = torch.linspace(0, 1, units).square()
+    weights = torch.zeros(3 * units, units, dtype=dtype)
+    inputs = (values[:, :0], weights, bias.flatten(), torch.zeros_like(values), values)
+    new_cell = lltm_ops.forward(*(tensor.to(device) for tensor in inputs))[1].cpu()
+    expected = (values.float() + bias[2].float()).to(dtype)
+    torch.testing.assert_close(new_cell, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@each_device
 @pytest.mark.parametrize(
     ("operator", "shape"),
     [

@@ -39,8 +39,9 @@ inline int64_t vector_bytes() {
   return bytes;
 }
 
-// Functions take vectors by reference, since by value the ABI would change with
-// the instruction set. gcc keeps larger vectors in memory.
+// Functions that take or return vectors have to be C10_ALWAYS_INLINE: how a
+// call would pass them depends on the instruction set. gcc keeps larger vectors
+// in memory.
 template <typename T, int64_t kBytes>
 struct Lanes {
   static constexpr int64_t count = kBytes / sizeof(T);
