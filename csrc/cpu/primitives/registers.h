@@ -39,9 +39,8 @@ inline int64_t vector_bytes() {
   return bytes;
 }
 
-// Functions that take or return vectors have to be C10_ALWAYS_INLINE: how a
-// call would pass them depends on the instruction set. gcc keeps larger vectors
-// in memory.
+// Whatever takes or returns vectors is C10_ALWAYS_INLINE, since the ABI of a call
+// depends on the instruction set. gcc keeps larger vectors in memory.
 template <typename T, int64_t kBytes>
 struct Lanes {
   static constexpr int64_t count = kBytes / sizeof(T);
@@ -68,9 +67,8 @@ C10_ALWAYS_INLINE void store_lanes(const Lanes& lanes, T* to) {
 }
 
 // Calls body<vec_t>(i) for [begin, end): with vectors of kBytes, then with ever
-// smaller ones, and with T for the last element. This is no loop that the
-// compiler could vectorise, so an element is computed by the same instructions
-// wherever it lies.
+// smaller ones, and with T for the last element. No loop is left to the
+// vectoriser.
 template <typename T, int64_t kBytes, typename Body>
 C10_ALWAYS_INLINE void
 in_vectors(int64_t begin, int64_t end, const Body& body) {
