@@ -213,12 +213,14 @@ template <typename scalar_t, typename gemm_t>
 BackwardPlan plan_of(const BackwardPointers<scalar_t>& p) {
   const auto& sizes = p.sizes;
   const bool is_one_step = p.steps.size() == 1 && p.resets.data == nullptr;
+  const auto units_per_panel = panel_width<gemm_t>(sizes.state_size);
+  const auto flop_of_a_unit = is_one_step ? 0 : 2 * kGates * sizes.state_size;
   BackwardPlan plan(plan_of(
       sizes,
       p.steps.size(),
       p.has_batch_sizes,
-      panel_width<gemm_t>(sizes.state_size),
-      is_one_step ? 0 : 2 * kGates * sizes.state_size,
+      units_per_panel,
+      flop_of_a_unit,
       available_threads()));
   plan.is_one_step = is_one_step;
   plan.chunks = sequence_chunks(p.steps, kRowsOfAChunk);
@@ -442,6 +444,7 @@ class Backward {
       const SequenceChunk& chunk,
       out_t* d_weights,
       out_t* d_bias) {
+    // The last chunk comes first.
     const bool accumulate = chunk.end < int64_t(p_.steps.size());
     const auto gate_units = p_.sizes.gate_units();
     if (p_.d_bias != nullptr) {

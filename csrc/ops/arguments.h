@@ -29,8 +29,8 @@ enum class Dim : uint8_t {
   kRows, // of a packed sequence: sum(batch_sizes)
   kInputFeatures,
   kStateSize,
-  kGates,   // 3 * state_size
-  kFeatures // state_size + input_features
+  kGateUnits, // 3 * state_size
+  kFeatures   // state_size + input_features
 };
 
 constexpr size_t kNumberOfDims = static_cast<size_t>(Dim::kFeatures) + 1;
@@ -38,8 +38,8 @@ constexpr size_t kNumberOfDims = static_cast<size_t>(Dim::kFeatures) + 1;
 // The dimensions of a tensor, then kNone.
 using Shape = std::array<Dim, 3>;
 
-constexpr Shape kShapeOfWeights{Dim::kGates, Dim::kFeatures};
-constexpr Shape kShapeOfBias{Dim::kGates};
+constexpr Shape kShapeOfWeights{Dim::kGateUnits, Dim::kFeatures};
+constexpr Shape kShapeOfBias{Dim::kGateUnits};
 constexpr Shape kShapeOfState{Dim::kBatch, Dim::kStateSize};
 
 template <typename T>

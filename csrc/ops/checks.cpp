@@ -90,9 +90,9 @@ Sizes::Sizes(
     : op_(op) {
   check(input);
   check(weights); // takes its sizes as they are
-  const auto state_size = *size(Dim::kGates) / 3;
+  const auto state_size = *size(Dim::kGateUnits) / 3;
   size(Dim::kStateSize) = state_size;
-  size(Dim::kGates) = state_size * 3;
+  size(Dim::kGateUnits) = state_size * 3;
   size(Dim::kFeatures) = state_size + *size(Dim::kInputFeatures);
   check(weights);
 }

@@ -24,7 +24,7 @@ struct Kernel;
 
 template <auto function, typename... Values>
 struct Kernel<function, std::tuple<Argument<Values>...>> {
-  static auto call(Parameter<Values>... arguments) {
+  static auto run(Parameter<Values>... arguments) {
     return function(ArgumentsOf<function>{arguments...});
   }
 };
@@ -34,7 +34,7 @@ struct Kernel<function, std::tuple<Argument<Values>...>> {
 // Turns a function of a struct of arguments into what m.impl takes.
 template <auto function>
 constexpr auto as_kernel() {
-  return TORCH_FN(detail::Kernel<function>::call);
+  return TORCH_FN(detail::Kernel<function>::run);
 }
 
 // Whether a transform of torch.func is active. functorchTLSAccessor() does not
@@ -48,7 +48,7 @@ inline bool transform_is_active() {
 // that does so: each has a handle of its own.
 template <auto op, typename Arguments>
 auto call(const char* name, const Arguments& arguments) {
-  using Type = decltype(detail::Kernel<op>::call);
+  using Type = decltype(detail::Kernel<op>::run);
   static const auto handle = c10::Dispatcher::singleton()
                                  .findSchemaOrThrow(name, "")
                                  .template typed<Type>();

@@ -66,7 +66,7 @@ struct BackwardArguments {
         Argument{"grad_h", grad_h, kShapeOfState},
         Argument{"grad_cell", grad_cell, kShapeOfState},
         Argument{"new_cell", new_cell, kShapeOfState},
-        Argument{"gates", gates, rows(Dim::kGates)},
+        Argument{"gates", gates, rows(Dim::kGateUnits)},
         Argument{"input", input, rows(Dim::kInputFeatures)},
         Argument{"weights", weights, kShapeOfWeights},
         Argument{"old_h", old_h, kShapeOfState},

@@ -80,7 +80,7 @@ struct SequenceBackwardArguments {
         Argument{"grad_c_n", grad_c_n, kShapeOfState},
         Argument{"output", output, rows(Dim::kStateSize)},
         Argument{"cells", cells, rows(Dim::kStateSize)},
-        Argument{"gates", gates, rows(Dim::kGates)},
+        Argument{"gates", gates, rows(Dim::kGateUnits)},
         Argument{"input", input, rows(Dim::kInputFeatures)},
         Argument{"weights", weights, kShapeOfWeights},
         Argument{"h0", h0, kShapeOfState},

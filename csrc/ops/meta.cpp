@@ -14,12 +14,13 @@ namespace {
 
 // The gates come last, so results may be without them.
 std::array<Shape, 3> shapes_of_results(const ForwardArguments& a) {
-  return {kShapeOfState, kShapeOfState, a.rows(Dim::kGates)};
+  return {kShapeOfState, kShapeOfState, a.rows(Dim::kGateUnits)};
 }
 
 std::array<Shape, 5> shapes_of_results(const SequenceForwardArguments& a) {
   const auto states = a.rows(Dim::kStateSize);
-  return {states, states, kShapeOfState, kShapeOfState, a.rows(Dim::kGates)};
+  return {
+      states, states, kShapeOfState, kShapeOfState, a.rows(Dim::kGateUnits)};
 }
 
 // The gradients that output_mask asks for.

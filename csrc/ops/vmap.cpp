@@ -51,7 +51,8 @@ struct Mapped {
     });
   }
 
-  const at::functorch::BatchedTensorImpl* here(const at::Tensor& tensor) const {
+  const at::functorch::BatchedTensorImpl* of_level(
+      const at::Tensor& tensor) const {
     const auto* mapped = maybeGetBatchedImpl(tensor);
     return mapped != nullptr && mapped->level() == level ? mapped : nullptr;
   }
@@ -61,7 +62,7 @@ struct Mapped {
     if (dim < 0) {
       return argument.value;
     }
-    if (const auto* mapped = here(argument.value)) {
+    if (const auto* mapped = of_level(argument.value)) {
       return mapped->value().movedim(mapped->bdim(), dim).flatten(dim, dim + 1);
     }
     std::vector<c10::SymInt> sizes(argument.value.dim() + 1, -1);
