@@ -1,6 +1,6 @@
 #include "cpu/lltm_cell.h"
-#include "cpu/lltm_sequence_old_h.h"
 #include "cpu/lltm_sequence_plan.h"
+#include "cpu/lltm_sequence_states.h"
 #include "cpu/primitives/barrier.h"
 #include "cpu/primitives/matrix.h"
 #include "cpu/primitives/panels.h"
@@ -64,8 +64,9 @@ struct BackwardPointers {
 template <typename scalar_t>
 void run_backward(const BackwardPointers<scalar_t>& pointers);
 
-// Memory for the gradient of a tensor of these sizes. Where there are no rows
-// it is complete: the initial state is the last one, and all else is unused.
+// Memory for the gradient of a tensor of these sizes. If the output is empty,
+// the gradient is complete: the initial state is the last one, and all else is
+// unused.
 at::Tensor empty_gradient(
     const SequenceBackwardArguments& a,
     bool wanted,
@@ -73,7 +74,7 @@ at::Tensor empty_gradient(
     const OptionalTensor& of_last_state = {}) {
   at::Tensor gradient;
   if (wanted) {
-    // lltm_forward.cpp says why it is not at::empty().
+    // Not at::empty(), whose dispatch takes long beside the smallest call.
     gradient = at::detail::empty_cpu(sizes, a.input.options());
   }
   if (wanted && a.output.numel() == 0) {
@@ -199,7 +200,7 @@ struct BackwardPlan : SequencePlan {
 
   // Without resets. Then the gradient of h0 is one product of all rows, as that
   // of the input is. Else there is a product for each step.
-  bool is_one_step;
+  bool d_h0_is_one_product;
   std::vector<SequenceChunk> chunks;
   int64_t most_rows; // of a chunk
   // d_weights and d_bias add up over the chunks in opmath_t, so half types need
@@ -212,9 +213,11 @@ struct BackwardPlan : SequencePlan {
 template <typename scalar_t, typename gemm_t>
 BackwardPlan plan_of(const BackwardPointers<scalar_t>& p) {
   const auto& sizes = p.sizes;
-  const bool is_one_step = p.steps.size() == 1 && p.resets.data == nullptr;
+  const bool d_h0_is_one_product =
+      p.steps.size() == 1 && p.resets.data == nullptr;
   const auto units_per_panel = panel_width<gemm_t>(sizes.state_size);
-  const auto flop_of_a_unit = is_one_step ? 0 : 2 * kGates * sizes.state_size;
+  const auto flop_of_a_unit =
+      d_h0_is_one_product ? 0 : 2 * kGates * sizes.state_size;
   BackwardPlan plan(plan_of(
       sizes,
       p.steps.size(),
@@ -222,7 +225,7 @@ BackwardPlan plan_of(const BackwardPointers<scalar_t>& p) {
       units_per_panel,
       flop_of_a_unit,
       available_threads()));
-  plan.is_one_step = is_one_step;
+  plan.d_h0_is_one_product = d_h0_is_one_product;
   plan.chunks = sequence_chunks(p.steps, kRowsOfAChunk);
   plan.most_rows = most_rows(plan.chunks);
   plan.needs_sums = !std::is_same_v<scalar_t, at::opmath_type<scalar_t>> &&
@@ -245,7 +248,7 @@ class Backward {
   // leaves, and after it those of the states that it begins with.
   Scratch<opmath_t> d_h_;
   Scratch<opmath_t> d_cell_;
-  // The columns of weights for h, unless plan_.is_one_step.
+  // The columns of weights for h, unless plan_.d_h0_is_one_product.
   Panels<gemm_t> weights_;
   // Of the rows of a chunk: [rows, gate_units], and its transpose.
   LeftOperand<gemm_t> d_preactivations_;
@@ -265,11 +268,13 @@ class Backward {
         d_cell_(plan_.state_numel),
         weights_(
             p_.sizes.gate_units(),
-            plan_.is_one_step ? 0 : p_.sizes.state_size,
+            plan_.d_h0_is_one_product ? 0 : p_.sizes.state_size,
             plan_.units_per_panel),
         d_preactivations_(plan_.most_rows, p_.sizes.gate_units()),
         d_preactivations_t_(p_.sizes.gate_units(), plan_.most_rows),
-        old_h_(plan_.is_one_step ? 0 : plan_.most_rows * p_.sizes.state_size),
+        old_h_(
+            plan_.d_h0_is_one_product ? 0
+                                      : plan_.most_rows * p_.sizes.state_size),
         ones_(padded_terms<gemm_t>(plan_.most_rows)),
         d_weights_(plan_.needs_sums ? plan_.weights_numel : 0),
         d_bias_(plan_.needs_sums ? p_.sizes.gate_units() : 0) {}
@@ -280,7 +285,7 @@ class Backward {
     load_gradient_of_last(p_.grad_c_n, d_cell_.data());
     d_preactivations_.pad(plan_.most_rows, p_.sizes.gate_units());
     std::fill_n(ones_.data(), padded_terms<gemm_t>(plan_.most_rows), gemm_t(1));
-    if (!plan_.is_one_step) {
+    if (!plan_.d_h0_is_one_product) {
       pack_rows_on_threads<scalar_t, gemm_t>(
           {p_.weights, p_.sizes.features()}, p_.sizes.gate_units(), weights_);
     }
@@ -291,11 +296,11 @@ class Backward {
             const ProductGuard<gemm_t> guard;
             run_steps(*chunk, begin, end, barrier);
           });
-      multiply_chunk(*chunk);
+      gradients_of_chunk(*chunk);
     }
     // The first step that has a row of the batch is the last to write its
     // gradient.
-    if (!plan_.is_one_step) {
+    if (!plan_.d_h0_is_one_product) {
       store_if_wanted(d_h_, p_.d_h0, plan_.state_numel);
     }
     store_if_wanted(d_cell_, p_.d_c0, plan_.state_numel);
@@ -337,13 +342,13 @@ class Backward {
       if (i == 0 && p_.d_h0 == nullptr && p_.d_c0 == nullptr) {
         return;
       }
-      // One barrier is enough: multiply_step() reads the rows of all slots, but
-      // pointwise() reads the d_h and d_cell of its own alone.
+      // One barrier is enough: multiply_step() reads what all slots of its rows
+      // wrote, but pointwise() reads the d_h and d_cell of its own slot alone.
       if (plan_.needs_barrier() && !barrier.wait(end - begin)) {
         return;
       }
       for (int64_t slot = begin; slot < end; ++slot) {
-        if (!plan_.is_one_step && (i > 0 || p_.d_h0 != nullptr)) {
+        if (!plan_.d_h0_is_one_product && (i > 0 || p_.d_h0 != nullptr)) {
           multiply_step(slot, i, d_preactivations);
         }
         reset(slot, i);
@@ -361,9 +366,9 @@ class Backward {
             .math = p_.math,
             .first_unit = units.begin,
             .end_unit = units.end,
-            .grad_h = p_.grad_output + first,
-            .grad_cell = p_.grad_cells + first,
-            .new_cell = p_.cells + first,
+            .grad_output = p_.grad_output + first,
+            .grad_cells = p_.grad_cells + first,
+            .cells = p_.cells + first,
             .gates = p_.gates + kGates * first,
             .d_preactivations = d_preactivations,
             .d_h = d_h_.data(),
@@ -403,19 +408,19 @@ class Backward {
     }
   }
 
-  void multiply_chunk(const SequenceChunk& chunk) {
+  void gradients_of_chunk(const SequenceChunk& chunk) {
     const auto state_size = p_.sizes.state_size;
-    const auto features = p_.sizes.input_features;
+    const auto input_features = p_.sizes.input_features;
     if (plan_.needs_sums) {
-      add_to_parameters(chunk, d_weights_.data(), d_bias_.data());
+      parameter_gradients(chunk, d_weights_.data(), d_bias_.data());
     } else {
-      add_to_parameters(chunk, p_.d_weights, p_.d_bias);
+      parameter_gradients(chunk, p_.d_weights, p_.d_bias);
     }
     if (p_.d_input != nullptr) {
-      auto* d_input = p_.d_input + chunk.first_row * features;
-      operand_gradient(chunk.rows, state_size, features, d_input);
+      auto* d_input = p_.d_input + chunk.first_row * input_features;
+      operand_gradient(chunk.rows, state_size, input_features, d_input);
     }
-    if (plan_.is_one_step && p_.d_h0 != nullptr) {
+    if (plan_.d_h0_is_one_product && p_.d_h0 != nullptr) {
       operand_gradient(chunk.rows, 0, state_size, p_.d_h0);
     }
   }
@@ -424,23 +429,23 @@ class Backward {
   // multiplied by.
   void operand_gradient(
       int64_t rows,
-      int64_t first_feature,
-      int64_t features,
+      int64_t first_column,
+      int64_t columns,
       scalar_t* d_operand) {
     ProductOnThreads<scalar_t, gemm_t, scalar_t>{
         .M = rows,
-        .N = features,
+        .N = columns,
         .K = p_.sizes.gate_units(),
         .A = d_preactivations_.matrix(),
-        .B = {p_.weights + first_feature, p_.sizes.features()},
-        .C = {d_operand, features}}
+        .B = {p_.weights + first_column, p_.sizes.features()},
+        .C = {d_operand, columns}}
         .run();
   }
 
   // d_weights = or += d_preactivations.T @ [old_h, input], and d_bias = or +=
   // the sums of the rows of d_preactivations.
   template <typename out_t>
-  void add_to_parameters(
+  void parameter_gradients(
       const SequenceChunk& chunk,
       out_t* d_weights,
       out_t* d_bias) {
@@ -463,23 +468,25 @@ class Backward {
     }
     transpose(chunk.rows);
     const auto multiply_columns =
-        [&](const scalar_t* operand, int64_t first_feature, int64_t features) {
+        [&](const scalar_t* operand, int64_t first_column, int64_t columns) {
           ProductOnThreads<scalar_t, gemm_t, out_t>{
               .M = gate_units,
-              .N = features,
+              .N = columns,
               .K = chunk.rows,
               .A = d_preactivations_t_.matrix(),
-              .B = {operand, features},
-              .C = {d_weights + first_feature, p_.sizes.features()},
+              .B = {operand, columns},
+              .C = {d_weights + first_column, p_.sizes.features()},
               .accumulate = accumulate}
               .run();
         };
     const auto state_size = p_.sizes.state_size;
-    const auto features = p_.sizes.input_features;
+    const auto input_features = p_.sizes.input_features;
     multiply_columns(
-        plan_.is_one_step ? p_.h0 : gather_old_h(chunk), 0, state_size);
+        plan_.d_h0_is_one_product ? p_.h0 : gather_old_h(chunk), 0, state_size);
     multiply_columns(
-        p_.input + chunk.first_row * features, state_size, features);
+        p_.input + chunk.first_row * input_features,
+        state_size,
+        input_features);
   }
 
   void transpose(int64_t rows) {
@@ -530,9 +537,9 @@ struct PointwiseBackward {
   CellMath<opmath_t> math;
   int64_t first_unit;
   int64_t end_unit;
-  const scalar_t* grad_h;
-  const scalar_t* grad_cell;
-  const scalar_t* new_cell;
+  const scalar_t* grad_output;
+  const scalar_t* grad_cells;
+  const scalar_t* cells;
   const scalar_t* gates;
   Matrix<gemm_t> d_preactivations;
   // From the step after this one; d_cell then is that of the old cell state.
@@ -558,16 +565,16 @@ struct PointwiseBackward {
     const auto at = row * state_size + unit;
     const auto* gate = gates + kGates * row * state_size + unit;
     const auto out = math.backward(
-        load_opmath<vec_t>(grad_h + at) + load_opmath<vec_t>(d_h + at),
-        load_opmath<vec_t>(grad_cell + at) + load_opmath<vec_t>(d_cell + at),
-        lltm::tanh(load_opmath<vec_t>(new_cell + at)),
+        load_opmath<vec_t>(grad_output + at) + load_opmath<vec_t>(d_h + at),
+        load_opmath<vec_t>(grad_cells + at) + load_opmath<vec_t>(d_cell + at),
+        lltm::tanh(load_opmath<vec_t>(cells + at)),
         load_opmath<vec_t>(gate),
         load_opmath<vec_t>(gate + state_size),
         load_opmath<vec_t>(gate + 2 * state_size));
     auto* d = d_preactivations.row(row) + unit;
-    store_opmath(out.d_input_gate, d);
-    store_opmath(out.d_output_gate, d + state_size);
-    store_opmath(out.d_candidate, d + 2 * state_size);
+    store_opmath(out.d_pre_i, d);
+    store_opmath(out.d_pre_o, d + state_size);
+    store_opmath(out.d_pre_g, d + 2 * state_size);
     store_opmath(out.d_old_cell, d_cell + at);
   }
 };

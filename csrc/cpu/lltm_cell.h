@@ -36,7 +36,7 @@ struct CellSizes {
 };
 
 // What gates read beside the products, and what they write: contiguous rows, of
-// which Gates computes those from first_row on.
+// which PointwiseForward computes those from first_row on.
 template <typename scalar_t>
 struct CellPointers {
   using opmath_t = at::opmath_type<scalar_t>;
@@ -62,7 +62,7 @@ constexpr int64_t kBytesOfUnits =
 // A body for run_with_best_isa(): units [first_unit, end_unit) of the rows from
 // first_row on.
 template <typename scalar_t>
-struct Gates {
+struct PointwiseForward {
   using opmath_t = at::opmath_type<scalar_t>;
 
   const CellPointers<scalar_t>& pointers;

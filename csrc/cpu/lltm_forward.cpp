@@ -291,7 +291,7 @@ class Forward {
       }
     }
     run_with_best_isa(
-        Gates<scalar_t>{
+        PointwiseForward<scalar_t>{
             .pointers = p_.cell,
             .products = products.data,
             .ld = ld,

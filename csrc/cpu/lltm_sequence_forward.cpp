@@ -1,6 +1,6 @@
 #include "cpu/lltm_cell.h"
-#include "cpu/lltm_sequence_old_h.h"
 #include "cpu/lltm_sequence_plan.h"
+#include "cpu/lltm_sequence_states.h"
 #include "cpu/primitives/barrier.h"
 #include "cpu/primitives/dot.h"
 #include "cpu/primitives/matrix.h"
@@ -23,8 +23,9 @@
 #include <vector>
 
 // lltm::sequence_forward on the CPU, from its tensors to the products of a
-// panel of hidden units. Weights are packed once, for all steps; output, cells
-// and gates have the rows of the input.
+// panel of hidden units. Few steps are a loop over the cell; else weights are
+// packed once, for all steps, if that is worth it. Output, cells and gates have
+// the rows of the input.
 namespace lltm {
 
 namespace {
@@ -199,14 +200,15 @@ void loop_over_the_cell(const SequenceForwardPointers<scalar_t>& p) {
   }
 }
 
-// With one row or two of weights that L2 does not hold, packing saves time only
-// from more steps on: 10x1x1024x1024 takes half as long without.
+// If a batch has one row or two, and L2 does not hold the weights, packing them
+// saves time only from more steps on: 10x1x1024x1024 takes half as long
+// without.
 constexpr int64_t kStepsOfFewRowsWorthPacking = 40;
 constexpr int64_t kBytesBeyondL2 = 3 << 20;
 // With fewer rows of the batch, the products with the input are made for many
 // steps at once, so each step reads only the weights for h.
 constexpr int64_t kRowsWorthInputInSteps = 32;
-constexpr int64_t kBytesOfAChunk = 512 << 10; // they stay in L2
+constexpr int64_t kBytesOfAChunk = 512 << 10; // of products, to stay in L2
 
 // A panel has the weights of some hidden units: [features, kGates,
 // units_per_panel].
@@ -221,7 +223,7 @@ struct SequenceForwardPlan : SequencePlan {
   std::vector<SequenceChunk> chunks;
   int64_t rows_per_slot; // of a step
   // Products are kept of so many rows for each panel, or else for each slot.
-  int64_t products;
+  int64_t kept_panels; // of products
   int64_t rows_per_product;
 };
 
@@ -263,7 +265,7 @@ SequenceForwardPlan plan_of(const SequenceForwardPointers<scalar_t>& p) {
       plan.multiplies_input_first ? kBytesOfAChunk / bytes_of_a_row
                                   : std::numeric_limits<int64_t>::max());
   plan.rows_per_slot = at::divup(sizes.batch, plan.row_groups);
-  plan.products = plan.multiplies_input_first ? plan.panels : plan.slots();
+  plan.kept_panels = plan.multiplies_input_first ? plan.panels : plan.slots();
   plan.rows_per_product =
       plan.multiplies_input_first ? most_rows(plan.chunks) : plan.rows_per_slot;
   return plan;
@@ -280,7 +282,7 @@ class SequenceForward {
   const SequenceForwardPlan plan_;
   const Converted<scalar_t, opmath_t> bias_;
   Panels<gemm_t> weights_;
-  Scratch<opmath_t> products_; // [products, rows_per_product, panel_width]
+  Scratch<opmath_t> products_; // [kept_panels, rows_per_product, panel_width]
   Scratch<gemm_t> old_h_;      // [slots, rows_per_slot, state_size]
   Scratch<gemm_t> input_;      // [slots, rows, input_features], if converted
 
@@ -293,7 +295,8 @@ class SequenceForward {
             plan_.packs_weights ? p_.sizes.features() : 0,
             plan_.panels * plan_.panel_width,
             plan_.panel_width),
-        products_(plan_.products * plan_.rows_per_product * plan_.panel_width),
+        products_(
+            plan_.kept_panels * plan_.rows_per_product * plan_.panel_width),
         old_h_(plan_.slots() * plan_.rows_per_slot * p_.sizes.state_size),
         input_(
             kConverts ? plan_.slots() * plan_.rows_per_product *
@@ -373,14 +376,15 @@ class SequenceForward {
   // memory does not grow with time.
   Matrix<const gemm_t>
   input_rows(int64_t slot, int64_t first_row, int64_t rows) {
-    const auto features = p_.sizes.input_features;
+    const auto input_features = p_.sizes.input_features;
     const Matrix<const scalar_t> from{
-        p_.input + first_row * features, features};
+        p_.input + first_row * input_features, input_features};
     if constexpr (kConverts) {
       const Matrix<gemm_t> to{
-          input_.data() + slot * plan_.rows_per_product * features, features};
+          input_.data() + slot * plan_.rows_per_product * input_features,
+          input_features};
       run_with_best_isa(
-          ConvertRows<scalar_t, gemm_t>{from, features, to}, 0, rows);
+          ConvertRows<scalar_t, gemm_t>{from, input_features, to}, 0, rows);
       return to;
     } else {
       return from;
@@ -470,7 +474,7 @@ class SequenceForward {
       Matrix<opmath_t> products) const {
     const auto unit = panel * plan_.units_per_panel;
     run_with_best_isa(
-        Gates<scalar_t>{
+        PointwiseForward<scalar_t>{
             .pointers = p_.cell_of_step(i, bias_.data()),
             .products = products.data,
             .ld = plan_.units_per_panel,

@@ -30,7 +30,8 @@ struct Share {
   }
 };
 
-// A slot is one of row_groups rows by one of unit_groups panels, in every step.
+// A slot is one of row_groups groups of rows by one of unit_groups groups of
+// panels, in every step.
 // A thread takes one slot, or several where there are fewer threads.
 struct SequencePlan {
   int64_t batch;
@@ -61,7 +62,7 @@ struct SequencePlan {
   }
 
   // The rows of a step that a slot computes. A step's rows are the first of the
-  // batch.
+  // batch. If steps may have fewer rows than the batch, row_groups is 1.
   Share rows_of_slot(int64_t slot, int64_t rows_of_step) const {
     Share rows(batch, slot / unit_groups, row_groups);
     rows.end = std::min(rows.end, rows_of_step);
@@ -105,7 +106,8 @@ constexpr int64_t kNanosecondsWorthABarrier = 500;
 constexpr int64_t kRowsOfAGroup = 32;
 
 // flop_of_a_unit: of the products of a hidden unit of a row. has_batch_sizes:
-// then the rows become fewer, and groups of them would leave threads idle.
+// then the rows become fewer, and groups of them would leave threads idle or,
+// as rows_of_slot() has it, without rows at all.
 inline SequencePlan plan_of(
     const CellSizes& sizes,
     int64_t steps,
@@ -115,13 +117,14 @@ inline SequencePlan plan_of(
     int64_t threads) {
   const auto nanoseconds_of_a_step = sizes.batch * sizes.state_size *
       (flop_of_a_unit / kFlopPerNanosecond + kNanosecondsOfGates);
-  const auto worth = std::min(
+  const auto useful_threads = std::min(
       threads, nanoseconds_of_a_step * steps / kNanosecondsWorthAThread);
   const auto most_groups = has_batch_sizes ? 1 : sizes.batch / kRowsOfAGroup;
   const auto panels = at::divup(sizes.state_size, units_per_panel);
-  const auto row_groups = std::max<int64_t>(1, std::min(worth, most_groups));
+  const auto row_groups =
+      std::max<int64_t>(1, std::min(useful_threads, most_groups));
   const auto unit_groups = std::min(
-      {worth / row_groups,
+      {useful_threads / row_groups,
        panels,
        nanoseconds_of_a_step / row_groups / kNanosecondsWorthABarrier});
   return {

@@ -46,11 +46,11 @@ BackwardResult backward_impl(const BackwardArguments& a) {
   const typename Device::Guard device_guard(a.input.device());
   const auto batch = a.input.size(0);
   const auto state_size = a.old_h.size(1);
-  at::Tensor d_gates;
+  at::Tensor d_preactivations;
   // Only the gradient of the cell state does not need them.
   const auto [d_input, d_weights, d_bias, d_old_h, d_cell] = a.output_mask;
   if (d_input || d_weights || d_bias || d_old_h) {
-    d_gates = at::empty({batch, 3 * state_size}, a.input.options());
+    d_preactivations = at::empty({batch, 3 * state_size}, a.input.options());
   }
   auto d_old_cell = at::empty({batch, state_size}, a.input.options());
   const auto contiguous = [&](const OptionalTensor& gradient) {
@@ -76,13 +76,13 @@ BackwardResult backward_impl(const BackwardArguments& a) {
                 .grad_cell = grad_cell.const_data_ptr<scalar_t>(),
                 .new_cell = new_cell->const_data_ptr<scalar_t>(),
                 .gates = gates->const_data_ptr<scalar_t>(),
-                .d_gates = d_gates.defined()
-                    ? d_gates.mutable_data_ptr<scalar_t>()
+                .d_preactivations = d_preactivations.defined()
+                    ? d_preactivations.mutable_data_ptr<scalar_t>()
                     : nullptr,
                 .d_cell = d_old_cell.mutable_data_ptr<scalar_t>()});
       });
   return pre_activations_backward(
-      d_gates, d_old_cell, a.input, a.weights, a.old_h, a.output_mask);
+      d_preactivations, d_old_cell, a.input, a.weights, a.old_h, a.output_mask);
 }
 
 } // namespace lltm

@@ -33,7 +33,7 @@ LLTM_INLINE UnitResults<opmath_t> unit_forward(
   return out;
 }
 
-// Returns d_old_cell. d_gates: null if they are not needed.
+// Returns d_old_cell. d_preactivations: null if they are not needed.
 template <typename scalar_t, typename opmath_t>
 LLTM_INLINE opmath_t unit_backward(
     const CellMath<opmath_t>& math,
@@ -41,7 +41,7 @@ LLTM_INLINE opmath_t unit_backward(
     opmath_t grad_cell,
     opmath_t new_cell,
     const scalar_t* gates,
-    scalar_t* d_gates,
+    scalar_t* d_preactivations,
     int64_t state_size) {
   const auto out = math.backward(
       grad_h,
@@ -50,10 +50,10 @@ LLTM_INLINE opmath_t unit_backward(
       gates[0],
       gates[state_size],
       gates[2 * state_size]);
-  if (d_gates != nullptr) {
-    d_gates[0] = out.d_input_gate;
-    d_gates[state_size] = out.d_output_gate;
-    d_gates[2 * state_size] = out.d_candidate;
+  if (d_preactivations != nullptr) {
+    d_preactivations[0] = out.d_pre_i;
+    d_preactivations[state_size] = out.d_pre_o;
+    d_preactivations[2 * state_size] = out.d_pre_g;
   }
   return out.d_old_cell;
 }
@@ -92,7 +92,7 @@ struct BackwardUnit {
   const scalar_t* grad_cell;
   const scalar_t* new_cell;
   const scalar_t* gates;
-  scalar_t* d_gates; // or null
+  scalar_t* d_preactivations; // or null
   scalar_t* d_cell;
 
   LLTM_INLINE void operator()(int64_t row, int64_t i) const {
@@ -104,7 +104,7 @@ struct BackwardUnit {
         opmath_t(grad_cell[unit]),
         opmath_t(new_cell[unit]),
         gates + gate,
-        d_gates == nullptr ? nullptr : d_gates + gate,
+        d_preactivations == nullptr ? nullptr : d_preactivations + gate,
         state_size);
   }
 };
@@ -173,8 +173,8 @@ struct SequenceBackwardUnit {
   const scalar_t* grad_cells; // or null: zeros
   const scalar_t* cells;
   const scalar_t* gates;
-  scalar_t* d_gates;
-  opmath_t* d_h; // for this step, a product with d_gates gives it
+  scalar_t* d_preactivations;
+  opmath_t* d_h; // for this step, a product with d_preactivations gives it
   opmath_t* d_cell;
   RowResets next_resets;
 
@@ -193,7 +193,7 @@ struct SequenceBackwardUnit {
               d_cell[unit],
           opmath_t(cells[unit]),
           gates + gate,
-          d_gates + gate,
+          d_preactivations + gate,
           state_size);
     }
   }

@@ -26,7 +26,7 @@ class BackwardSteps {
   BackwardSteps(
       const SequenceBackwardArguments& a,
       const std::vector<SequenceStep>& steps,
-      const at::Tensor& d_gates)
+      const at::Tensor& d_preactivations)
       : a_(a),
         steps_(steps),
         grad_output_((a.grad_output ? as_rows(*a.grad_output)
@@ -40,11 +40,11 @@ class BackwardSteps {
         gates_(as_rows(a.gates).contiguous()),
         weights_for_h_(a.weights.narrow(1, 0, a.h0.size(1))),
         resets_(flat_or_none(a.resets)),
-        d_gates_(d_gates),
+        d_preactivations_(d_preactivations),
         state_sizes_(a.h0.sizes()),
         sequence_(recurrence_sequence<Device>(a, steps)) {}
 
-  // d_h0 and d_c0, of the dtype of gates. Writes d_gates.
+  // d_h0 and d_c0, of the dtype of gates. Writes d_preactivations.
   std::tuple<at::Tensor, at::Tensor> run() const {
     if (sequence_) {
       auto d_h0 = at::empty(state_sizes_, gates_.options());
@@ -58,7 +58,7 @@ class BackwardSteps {
 
  private:
   bool run_recurrence(const at::Tensor& d_h0, const at::Tensor& d_c0) const {
-    Device::fill_sentinel(d_gates_);
+    Device::fill_sentinel(d_preactivations_);
     return AT_DISPATCH_REDUCED_FLOATING_TYPES(
         gates_.scalar_type(), "lltm_backward", [&] {
           recurrence::Backward<scalar_t> args{};
@@ -71,7 +71,8 @@ class BackwardSteps {
           args.grad_cells = const_rows<scalar_t>(grad_cells_, {});
           args.grad_h_n = const_rows<scalar_t>(grad_h_n_, {});
           args.grad_c_n = const_rows<scalar_t>(grad_c_n_, {});
-          args.d_gates = d_gates_.mutable_data_ptr<scalar_t>();
+          args.d_preactivations =
+              d_preactivations_.mutable_data_ptr<scalar_t>();
           args.d_h0 = d_h0.mutable_data_ptr<scalar_t>();
           args.d_c0 = d_c0.mutable_data_ptr<scalar_t>();
           return count_launch(
@@ -97,7 +98,7 @@ class BackwardSteps {
     for (auto step = steps_.rbegin(); step != steps_.rend(); ++step) {
       run_pointwise(*step, next, d_h, d_cell);
       auto d_h_of_step = d_h.narrow(0, 0, step->rows);
-      Device::mm_out(d_h_of_step, of_step(d_gates_, *step), weights);
+      Device::mm_out(d_h_of_step, of_step(d_preactivations_, *step), weights);
       next = &*step;
     }
     run_pointwise({0, 0, 0}, next, d_h, d_cell); // the resets of the first step
@@ -124,7 +125,8 @@ class BackwardSteps {
                   .grad_cells = const_rows<scalar_t>(grad_cells_, step),
                   .cells = const_rows<scalar_t>(cells_, step),
                   .gates = const_rows<scalar_t>(gates_, step),
-                  .d_gates = mutable_rows<scalar_t>(d_gates_, step),
+                  .d_preactivations =
+                      mutable_rows<scalar_t>(d_preactivations_, step),
                   .d_h = d_h.mutable_data_ptr<opmath_t>(),
                   .d_cell = d_cell.mutable_data_ptr<opmath_t>(),
                   .next_resets = next_resets});
@@ -141,7 +143,7 @@ class BackwardSteps {
   const at::Tensor gates_;
   const at::Tensor weights_for_h_;
   const at::Tensor resets_;
-  const at::Tensor d_gates_;
+  const at::Tensor d_preactivations_;
   const at::IntArrayRef state_sizes_;
   const std::optional<recurrence::Sequence> sequence_;
 };
@@ -176,27 +178,28 @@ inline at::Tensor d_weights_of_sequence(
     const SequenceBackwardArguments& a,
     const std::vector<SequenceStep>& steps,
     const at::Tensor& input_rows,
-    const at::Tensor& d_gates) {
+    const at::Tensor& d_preactivations) {
   auto d_weights = at::empty(a.weights.sizes(), a.input.options());
-  if (d_gates.numel() == 0) {
+  if (d_preactivations.numel() == 0) {
     return d_weights.zero_();
   }
   const auto state_size = a.h0.size(1);
   auto for_h = d_weights.narrow(1, 0, state_size);
   auto for_input = d_weights.narrow(1, state_size, a.input.size(-1));
   const auto output = as_rows(a.output);
-  at::mm_out(for_input, d_gates.t(), input_rows);
+  at::mm_out(for_input, d_preactivations.t(), input_rows);
   if (a.batch_sizes || a.resets) {
     const auto resets =
         a.resets ? OptionalTensor(flat_or_none(a.resets)) : OptionalTensor();
     const auto old_h = old_states(steps, output, a.h0, a.reverse, resets);
-    at::mm_out(for_h, d_gates.t(), old_h);
+    at::mm_out(for_h, d_preactivations.t(), old_h);
     return d_weights;
   }
   const auto& first = steps.front();
-  at::mm_out(for_h, of_step(d_gates, first).t(), a.h0);
+  at::mm_out(for_h, of_step(d_preactivations, first).t(), a.h0);
   const auto rest = output.size(0) - first.rows;
-  const auto later = d_gates.narrow(0, a.reverse ? 0 : first.rows, rest);
+  const auto later =
+      d_preactivations.narrow(0, a.reverse ? 0 : first.rows, rest);
   const auto earlier = output.narrow(0, a.reverse ? first.rows : 0, rest);
   for_h.addmm_(later.t(), earlier);
   return d_weights;
@@ -210,10 +213,10 @@ BackwardResult sequence_backward_impl(const SequenceBackwardArguments& a) {
       c10::autocast_dispatch_keyset);
   const auto steps = sequence_steps(a);
   const auto input_rows = as_rows(a.input);
-  const auto d_gates =
+  const auto d_preactivations =
       at::empty({input_rows.size(0), a.weights.size(0)}, a.input.options());
   at::Tensor d_input, d_bias, d_h0, d_c0;
-  if (d_gates.numel() == 0) {
+  if (d_preactivations.numel() == 0) {
     // No step runs, so the last state is the first.
     const auto copy_or_zeros = [&](const OptionalTensor& gradient) {
       return gradient ? gradient->clone(at::MemoryFormat::Contiguous)
@@ -222,11 +225,12 @@ BackwardResult sequence_backward_impl(const SequenceBackwardArguments& a) {
     d_h0 = copy_or_zeros(a.grad_h_n);
     d_c0 = copy_or_zeros(a.grad_c_n);
   } else {
-    std::tie(d_h0, d_c0) = BackwardSteps<Device>(a, steps, d_gates).run();
+    std::tie(d_h0, d_c0) =
+        BackwardSteps<Device>(a, steps, d_preactivations).run();
   }
   std::tie(d_input, std::ignore, d_bias, std::ignore, std::ignore) =
       pre_activations_backward(
-          d_gates,
+          d_preactivations,
           {},
           input_rows,
           a.weights,
@@ -234,8 +238,9 @@ BackwardResult sequence_backward_impl(const SequenceBackwardArguments& a) {
           {a.output_mask[0], false, a.output_mask[2], false, false});
   return {
       a.output_mask[0] ? d_input.view(a.input.sizes()) : at::Tensor(),
-      a.output_mask[1] ? d_weights_of_sequence(a, steps, input_rows, d_gates)
-                       : at::Tensor(),
+      a.output_mask[1]
+          ? d_weights_of_sequence(a, steps, input_rows, d_preactivations)
+          : at::Tensor(),
       d_bias,
       a.output_mask[3] ? d_h0 : at::Tensor(),
       a.output_mask[4] ? d_c0 : at::Tensor()};

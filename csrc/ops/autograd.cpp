@@ -201,7 +201,7 @@ struct ForwardFunction : torch::autograd::Function<Node> {
                 c10::computeDispatchKey(std::nullopt, std::nullopt, device));
   }
 
-  static auto record(const Arguments& arguments) {
+  static auto run_and_record(const Arguments& arguments) {
     // All of them, because apply() looks for tensors among its arguments, not
     // inside of a struct.
     return as_tuple<decltype(op(arguments))>(std::apply(
@@ -280,7 +280,7 @@ auto autograd_kernel(const Arguments& arguments) -> decltype(op(arguments)) {
     return composite_kernel<op>(arguments);
   }
   if (needs_gradient) {
-    return Function::record(arguments);
+    return Function::run_and_record(arguments);
   }
   const at::AutoDispatchBelowADInplaceOrView guard;
   return op(arguments); // through the dispatcher again, below autograd

@@ -88,16 +88,16 @@ Sizes::Sizes(
     const Argument<at::Tensor>& input,
     const Argument<at::Tensor>& weights)
     : op_(op) {
-  check(input);
-  check(weights); // takes its sizes as they are
+  unify(input);
+  unify(weights); // takes its sizes as they are
   const auto state_size = *size(Dim::kGateUnits) / 3;
   size(Dim::kStateSize) = state_size;
   size(Dim::kGateUnits) = state_size * 3;
   size(Dim::kFeatures) = state_size + *size(Dim::kInputFeatures);
-  check(weights);
+  unify(weights);
 }
 
-void Sizes::check(const Argument<at::Tensor>& argument) {
+void Sizes::unify(const Argument<at::Tensor>& argument) {
   const auto sizes = argument.value.sym_sizes();
   const auto to_have_shape = [&](const auto&... more) {
     return c10::str("to have shape ", names_of(argument.shape), more...);

@@ -54,7 +54,8 @@ class Sizes {
       const Argument<at::Tensor>& input,
       const Argument<at::Tensor>& weights);
 
-  void check(const Argument<at::Tensor>& argument);
+  // Sizes that are not known yet become those of the argument.
+  void unify(const Argument<at::Tensor>& argument);
 
   std::vector<c10::SymInt> of(const Shape& shape) const;
 
@@ -76,10 +77,10 @@ Sizes check_arguments(const Arguments& a) {
   check_tensors(a);
   Sizes sizes(
       a.kOperator,
-      {"input", a.input, a.rows(Dim::kInputFeatures)},
+      {"input", a.input, a.row_shape(Dim::kInputFeatures)},
       {"weights", a.weights, kShapeOfWeights});
   for_each_tensor(
-      a, [&](const Argument<at::Tensor>& argument) { sizes.check(argument); });
+      a, [&](const Argument<at::Tensor>& argument) { sizes.unify(argument); });
   return sizes;
 }
 

@@ -178,10 +178,10 @@ struct UnitResults {
   T input_gate, output_gate, candidate, new_cell, new_h;
 };
 
-// The gradients of the pre-activations and of the old cell state of a unit.
+// The gradients of the pre-activations (pre_) and of the old cell state.
 template <typename T>
 struct UnitGradients {
-  T d_input_gate, d_output_gate, d_candidate, d_old_cell;
+  T d_pre_i, d_pre_o, d_pre_g, d_old_cell;
 };
 
 // The formulas of a unit. A number that becomes an argument of the operators is
@@ -196,11 +196,11 @@ struct CellMath {
   explicit CellMath(const Arguments& /*arguments*/) {}
 
   // From the three pre-activations and the old cell state.
-  LLTM_INLINE UnitResults<T>
-  forward(T input_gate, T output_gate, T candidate, T old_cell) const {
-    const T i = sigmoid(input_gate);
-    const T o = sigmoid(output_gate);
-    const T g = elu(candidate);
+  LLTM_INLINE UnitResults<T> forward(T pre_i, T pre_o, T pre_g, T old_cell)
+      const {
+    const T i = sigmoid(pre_i);
+    const T o = sigmoid(pre_o);
+    const T g = elu(pre_g);
     const T new_cell = old_cell + g * i;
     return {
         .input_gate = i,
@@ -215,9 +215,9 @@ struct CellMath {
   backward(T grad_h, T grad_cell, T t, T i, T o, T g) const {
     const T d_cell = grad_cell + grad_h * o * (1 - t * t);
     return {
-        .d_input_gate = d_cell * g * i * (1 - i),
-        .d_output_gate = grad_h * t * o * (1 - o),
-        .d_candidate = d_cell * i * elu_backward(g),
+        .d_pre_i = d_cell * g * i * (1 - i),
+        .d_pre_o = grad_h * t * o * (1 - o),
+        .d_pre_g = d_cell * i * elu_backward(g),
         .d_old_cell = d_cell};
   }
 };

@@ -29,13 +29,13 @@ struct ForwardArguments {
   const at::Tensor& old_cell;
 
   // The shape of input, or of what has a row for each row of it.
-  static Shape rows(Dim last) {
+  static Shape row_shape(Dim last) {
     return {Dim::kBatch, last};
   }
 
   auto list() const {
     return std::make_tuple(
-        Argument{"input", input, rows(Dim::kInputFeatures)},
+        Argument{"input", input, row_shape(Dim::kInputFeatures)},
         Argument{"weights", weights, kShapeOfWeights},
         Argument{"bias", bias, kShapeOfBias},
         Argument{"old_h", old_h, kShapeOfState},
@@ -57,7 +57,7 @@ struct BackwardArguments {
   OutputMask output_mask = kAllWanted;
 
   // The shape of input, or of what has a row for each row of it.
-  static Shape rows(Dim last) {
+  static Shape row_shape(Dim last) {
     return {Dim::kBatch, last};
   }
 
@@ -66,8 +66,8 @@ struct BackwardArguments {
         Argument{"grad_h", grad_h, kShapeOfState},
         Argument{"grad_cell", grad_cell, kShapeOfState},
         Argument{"new_cell", new_cell, kShapeOfState},
-        Argument{"gates", gates, rows(Dim::kGateUnits)},
-        Argument{"input", input, rows(Dim::kInputFeatures)},
+        Argument{"gates", gates, row_shape(Dim::kGateUnits)},
+        Argument{"input", input, row_shape(Dim::kInputFeatures)},
         Argument{"weights", weights, kShapeOfWeights},
         Argument{"old_h", old_h, kShapeOfState},
         Argument{"output_mask", output_mask});

@@ -55,7 +55,7 @@ at::Tensor pre_activations(
 }
 
 BackwardResult pre_activations_backward(
-    const at::Tensor& d_gates,
+    const at::Tensor& d_preactivations,
     const at::Tensor& d_old_cell,
     const at::Tensor& input,
     const at::Tensor& weights,
@@ -66,10 +66,11 @@ BackwardResult pre_activations_backward(
   const auto& [d_input, d_weights, d_bias, d_old_h, d_cell] = output_mask;
   const at::Tensor none;
   return {
-      d_input ? d_gates.mm(columns_for_input(weights, input, old_h)) : none,
-      d_weights ? d_gates.t().mm(at::cat({old_h, input}, 1)) : none,
-      d_bias ? d_gates.sum(0) : none,
-      d_old_h ? d_gates.mm(columns_for_h(weights, old_h)) : none,
+      d_input ? d_preactivations.mm(columns_for_input(weights, input, old_h))
+              : none,
+      d_weights ? d_preactivations.t().mm(at::cat({old_h, input}, 1)) : none,
+      d_bias ? d_preactivations.sum(0) : none,
+      d_old_h ? d_preactivations.mm(columns_for_h(weights, old_h)) : none,
       d_cell ? d_old_cell : none};
 }
 

@@ -20,10 +20,10 @@ at::Tensor pre_activations(
     const at::Tensor& old_h);
 
 // The gradients that output_mask asks for. All but that of the cell state come
-// from GEMMs with d_gates, the gradient of the pre-activations. They do not
-// alias one another.
+// from GEMMs with d_preactivations, the gradient of the pre-activations. They
+// do not alias one another.
 BackwardResult pre_activations_backward(
-    const at::Tensor& d_gates,
+    const at::Tensor& d_preactivations,
     const at::Tensor& d_old_cell,
     const at::Tensor& input,
     const at::Tensor& weights,

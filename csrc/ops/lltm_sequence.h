@@ -15,7 +15,7 @@
 namespace lltm {
 
 // The shape of input, or of what has a row for each row of it.
-inline Shape shape_of_rows(const OptionalTensor& batch_sizes, Dim last) {
+inline Shape row_shape(const OptionalTensor& batch_sizes, Dim last) {
   return batch_sizes ? Shape{Dim::kRows, last}
                      : Shape{Dim::kTime, Dim::kBatch, last};
 }
@@ -32,20 +32,20 @@ struct SequenceForwardArguments {
   bool reverse = false;
   OptionalTensor resets{};
 
-  Shape rows(Dim last) const {
-    return shape_of_rows(batch_sizes, last);
+  Shape row_shape(Dim last) const {
+    return lltm::row_shape(batch_sizes, last);
   }
 
   auto list() const {
     return std::make_tuple(
-        Argument{"input", input, rows(Dim::kInputFeatures)},
+        Argument{"input", input, row_shape(Dim::kInputFeatures)},
         Argument{"weights", weights, kShapeOfWeights},
         Argument{"bias", bias, kShapeOfBias},
         Argument{"h0", h0, kShapeOfState},
         Argument{"c0", c0, kShapeOfState},
         Argument{"batch_sizes", batch_sizes, {Dim::kTime}, at::kLong, true},
         Argument{"reverse", reverse},
-        Argument{"resets", resets, rows(Dim::kNone), at::kBool});
+        Argument{"resets", resets, row_shape(Dim::kNone), at::kBool});
   }
 };
 
@@ -68,25 +68,25 @@ struct SequenceBackwardArguments {
   OptionalTensor resets{};
   OutputMask output_mask = kAllWanted;
 
-  Shape rows(Dim last) const {
-    return shape_of_rows(batch_sizes, last);
+  Shape row_shape(Dim last) const {
+    return lltm::row_shape(batch_sizes, last);
   }
 
   auto list() const {
     return std::make_tuple(
-        Argument{"grad_output", grad_output, rows(Dim::kStateSize)},
-        Argument{"grad_cells", grad_cells, rows(Dim::kStateSize)},
+        Argument{"grad_output", grad_output, row_shape(Dim::kStateSize)},
+        Argument{"grad_cells", grad_cells, row_shape(Dim::kStateSize)},
         Argument{"grad_h_n", grad_h_n, kShapeOfState},
         Argument{"grad_c_n", grad_c_n, kShapeOfState},
-        Argument{"output", output, rows(Dim::kStateSize)},
-        Argument{"cells", cells, rows(Dim::kStateSize)},
-        Argument{"gates", gates, rows(Dim::kGateUnits)},
-        Argument{"input", input, rows(Dim::kInputFeatures)},
+        Argument{"output", output, row_shape(Dim::kStateSize)},
+        Argument{"cells", cells, row_shape(Dim::kStateSize)},
+        Argument{"gates", gates, row_shape(Dim::kGateUnits)},
+        Argument{"input", input, row_shape(Dim::kInputFeatures)},
         Argument{"weights", weights, kShapeOfWeights},
         Argument{"h0", h0, kShapeOfState},
         Argument{"batch_sizes", batch_sizes, {Dim::kTime}, at::kLong, true},
         Argument{"reverse", reverse},
-        Argument{"resets", resets, rows(Dim::kNone), at::kBool},
+        Argument{"resets", resets, row_shape(Dim::kNone), at::kBool},
         Argument{"output_mask", output_mask});
   }
 };

@@ -14,20 +14,20 @@ namespace {
 
 // The gates come last, so results may be without them.
 std::array<Shape, 3> shapes_of_results(const ForwardArguments& a) {
-  return {kShapeOfState, kShapeOfState, a.rows(Dim::kGateUnits)};
+  return {kShapeOfState, kShapeOfState, a.row_shape(Dim::kGateUnits)};
 }
 
 std::array<Shape, 5> shapes_of_results(const SequenceForwardArguments& a) {
-  const auto states = a.rows(Dim::kStateSize);
-  return {
-      states, states, kShapeOfState, kShapeOfState, a.rows(Dim::kGateUnits)};
+  const auto states = a.row_shape(Dim::kStateSize);
+  const auto gates = a.row_shape(Dim::kGateUnits);
+  return {states, states, kShapeOfState, kShapeOfState, gates};
 }
 
 // The gradients that output_mask asks for.
 template <typename Arguments>
 std::array<Shape, 5> shapes_of_results(const Arguments& a) {
   return {
-      a.rows(Dim::kInputFeatures),
+      a.row_shape(Dim::kInputFeatures),
       kShapeOfWeights,
       kShapeOfBias,
       kShapeOfState,

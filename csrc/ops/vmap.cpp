@@ -75,7 +75,7 @@ struct Mapped {
 template <auto op, typename Arguments = ArgumentsOf<op>>
 auto vmap_kernel(const Arguments& arguments) -> decltype(op(arguments)) {
   check_arguments(arguments);
-  const auto dim = batch_dim(arguments.rows(Dim::kInputFeatures));
+  const auto dim = batch_dim(arguments.row_shape(Dim::kInputFeatures));
   const Mapped mapped(arguments);
   if (dim < 0 || mapped.level == 0 || !mapped.all_have_a_batch) {
     return composite_forward(arguments);

@@ -29,17 +29,17 @@ def test_flops_are_those_of_the_reference(operator, requires_grad):
 def test_flops_of_gradients_that_are_asked_for(operator):
     inputs = operator.backward_inputs()
     given = dict(zip(operator.backward_arguments, inputs, strict=True))
-    weights, d_gates = given["weights"], given["gates"].flatten(0, -2)
-    old_h, x = torch.zeros(len(d_gates), 4), given["input"].flatten(0, -2)
+    weights, d_preactivations = given["weights"], given["gates"].flatten(0, -2)
+    old_h, x = torch.zeros(len(d_preactivations), 4), given["input"].flatten(0, -2)
 
     def products(mask):
         """The steps of a sequence always need the gradient of their h."""
         if mask[0]:
-            d_gates @ weights[:, 4:]
+            d_preactivations @ weights[:, 4:]
         if mask[1]:
-            d_gates.T @ torch.cat([old_h, x], 1)
+            d_preactivations.T @ torch.cat([old_h, x], 1)
         if mask[3] or operator is not CELL:
-            d_gates @ weights[:, :4]
+            d_preactivations @ weights[:, :4]
 
     for mask in itertools.product([False, True], repeat=5):
         expected = flops(products, mask)

@@ -44,10 +44,10 @@ class Numbers:
     def sums(self, input, h):
         return torch.cat([h, input], -1).double() @ self.candidate.double().T
 
-    def of_weights(self, d_candidate, input, h):
+    def of_weights(self, d_pre_g, input, h):
         """The gradients of weights and bias: those of the other gates are zero."""
-        d_candidate = torch.cat([torch.zeros(len(d_candidate), 2 * self.units), d_candidate], -1)
-        return d_candidate.T @ torch.cat([h, input], -1).double(), d_candidate.sum(0)
+        d_pre_g = torch.cat([torch.zeros(len(d_pre_g), 2 * self.units), d_pre_g], -1)
+        return d_pre_g.T @ torch.cat([h, input], -1).double(), d_pre_g.sum(0)
 
 
 def assert_same(actual, expected):

@@ -27,8 +27,9 @@ template <typename from_t, typename to_t>
 struct Transpose;
 
 // The right operand of a product, [terms, columns], in panels that lie one
-// after the other: each is [terms, width], with zeros for the terms and columns
-// that fill it up. Pairs are [terms / 2, width, 2].
+// after the other: each is [terms, width]; pairs are [terms / 2, width, 2].
+// Whoever packs them writes zeros for terms that pairs are padded with; what
+// the columns beyond the last hold becomes sums that nobody reads.
 template <typename T>
 class Panels {
   const int64_t terms_; // padded

@@ -13,9 +13,9 @@
 #include <cstdint>
 #include <type_traits>
 
-// The products of backward: C = A @ B on all threads. A is a LeftOperand. B is
-// any matrix, and packed where that is worth it. Then come the functions that
-// pack it.
+// The products of backward: C = A @ B on all threads. The rows of A are padded
+// with the zeros that a product needs. B is any matrix, and packed where it has
+// to be or that is worth it. Then come the functions that pack it.
 namespace lltm {
 
 // B is packed if A has more rows and more terms than these, so that what tiles
@@ -47,9 +47,9 @@ ProductPlan plan_of(int64_t M, int64_t N, int64_t K) {
   constexpr bool converts = !std::is_same_v<scalar_t, gemm_t>;
   const bool packs =
       pairs || converts || (M > kRowsWorthPacking && K > kTermsWorthPacking);
-  const auto tile = pairs ? 16 : panel_width<gemm_t>(N);
+  const auto columns_per_tile = pairs ? 16 : panel_width<gemm_t>(N);
   const auto columns_per_block =
-      round_up(size_of_a_block(N, kSideOfABlock), tile);
+      round_up(size_of_a_block(N, kSideOfABlock), columns_per_tile);
   const auto column_blocks = at::divup(N, columns_per_block);
   // As many blocks as threads, unless that leaves few rows to a block.
   const int64_t threads = at::get_num_threads();
@@ -62,7 +62,8 @@ ProductPlan plan_of(int64_t M, int64_t N, int64_t K) {
       .packs = packs,
       // A panel is as wide as a tile, so what a tile reads of B lies together,
       // in few pages. oneDNN multiplies all columns of a block in one call.
-      .columns_per_panel = packs && !pairs ? tile : columns_per_block,
+      .columns_per_panel =
+          packs && !pairs ? columns_per_tile : columns_per_block,
       .columns_per_block = columns_per_block,
       .column_blocks = column_blocks,
       .rows_per_block = rows_per_block,

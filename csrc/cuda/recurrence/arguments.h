@@ -8,12 +8,12 @@
 //
 // The blocks of the grid all run at once and stay for the whole sequence. Each
 // keeps the weights of its units in registers. The blocks pass h (backward:
-// d_gates) to one another through the result itself. The result is first filled
-// with a sentinel, and each word is written once. A thread that needs a word
-// reads it until it is not the sentinel. A conversion to a half type never
-// makes the bits of the sentinel: it turns every NaN into the same NaN, whose
-// sign or lowest bits are zero. So the data are their own flags, and a step
-// needs one barrier of the block.
+// d_preactivations) to one another through the result itself. The result is
+// first filled with a sentinel, and each word is written once. A thread that
+// needs a word reads it until it is not the sentinel. A conversion to a half
+// type never makes the bits of the sentinel: it turns every NaN into the same
+// NaN, whose sign or lowest bits are zero. So the data are their own flags, and
+// a step needs one barrier of the block.
 //
 // Who owns what, with H units, 2 tiles in a block, and C = H (backward: 3 * H):
 //
@@ -148,7 +148,7 @@ struct Backward : Arguments<scalar_t> {
   const scalar_t* grad_h_n;    // [batch, state_size], or null: zeros
   const scalar_t* grad_c_n;    // [batch, state_size], or null: zeros
   // [rows, 3 * state_size], aligned to 16 bytes, filled with 0xff
-  scalar_t* d_gates;
+  scalar_t* d_preactivations;
   scalar_t* d_h0; // [batch, state_size]
   scalar_t* d_c0; // [batch, state_size]
 };

@@ -97,7 +97,7 @@ class BackwardBlock {
   LLTM_INLINE Source<scalar_t> source_of(int tile) const {
     const auto row = work_.row_of_lane(tile);
     const bool ran = row < after_.rows;
-    const scalar_t* const from = args_.d_gates +
+    const scalar_t* const from = args_.d_preactivations +
         (after_.first_row + row) * 3 * args_.state_size + work_.first_column();
     return {ran ? from : nullptr, ran};
   }
@@ -121,7 +121,7 @@ class BackwardBlock {
         for (int gate = 0; gate < 3; ++gate) {
           const auto column = gate * args_.state_size + work_.unit;
           machine_.prefetch(args_.gates + 3 * row + column);
-          machine_.prefetch(args_.d_gates + 3 * row + column);
+          machine_.prefetch(args_.d_preactivations + 3 * row + column);
         }
       }
     }
@@ -160,7 +160,7 @@ class BackwardBlock {
     }
   }
 
-  // Adds up the products with d_gates of this warp's columns.
+  // Adds up the products with d_preactivations of this warp's columns.
   LLTM_INLINE void multiply(float* sums, int32_t turn) {
     Source<scalar_t> sources[tiles];
 #pragma unroll
@@ -190,7 +190,7 @@ class BackwardBlock {
           .grad_h = saved.grad_h,
           .grad_cell = saved.grad_cell};
       to_[i] = work_.owned_row(i) < step_.rows
-          ? args_.d_gates + 3 * row_at(step_, i) + work_.unit
+          ? args_.d_preactivations + 3 * row_at(step_, i) + work_.unit
           : nullptr;
     }
 #pragma unroll
@@ -247,7 +247,7 @@ class BackwardBlock {
         machine_,
         to_[i],
         args_.state_size,
-        {out.d_input_gate, out.d_output_gate, out.d_candidate});
+        {out.d_pre_i, out.d_pre_o, out.d_pre_g});
   }
 
   const Machine& machine_;
@@ -261,7 +261,8 @@ class BackwardBlock {
   Cursor next_;
   Cursor ahead_; // the step after the next
   uint32_t published_at_ = 0;
-  scalar_t* to_[ThreadWork<tiles>::kOwned] = {}; // where d_gates go, or null
+  scalar_t* to_[ThreadWork<tiles>::kOwned] =
+      {}; // where d_preactivations go, or null
   uint8_t resets_after_[ThreadWork<tiles>::kOwned] = {}; // of after_
   // These are of the step until its factors are made, then of the next.
   Saved saved_[ThreadWork<tiles>::kOwned] = {};

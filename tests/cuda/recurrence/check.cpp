@@ -210,7 +210,7 @@ class Run {
         grad_cells_(rows_ * H_),
         grad_h_n_(drawn.batch * H_),
         grad_c_n_(drawn.batch * H_),
-        d_gates_(rows_ * 3 * H_),
+        d_preactivations_(rows_ * 3 * H_),
         d_h0_(drawn.batch * H_),
         d_c0_(drawn.batch * H_) {
     fill(weights_, 0.7 / std::sqrt(double(H_)));
@@ -414,7 +414,7 @@ class Run {
         case_.with_grad_cells ? far(grad_cells_.get(), H_) : nullptr;
     args.grad_h_n = case_.with_grad_last ? grad_h_n_.get() : nullptr;
     args.grad_c_n = case_.with_grad_last ? grad_c_n_.get() : nullptr;
-    args.d_gates = far(d_gates_.get(), 3 * H_);
+    args.d_preactivations = far(d_preactivations_.get(), 3 * H_);
     args.d_h0 = d_h0_.get();
     args.d_c0 = d_c0_.get();
     backend::run_recurrence(args, case_.tiles, case_.seed, plants_);
@@ -452,8 +452,8 @@ class Run {
               d_c * i * (g > 0 ? 1 : g + 1)};
           for (int64_t gate = 0; gate < 3; ++gate) {
             expect(
-                "d_gates",
-                d_gates_[(row * 3 + gate) * H_ + unit],
+                "d_preactivations",
+                d_preactivations_[(row * 3 + gate) * H_ + unit],
                 expected[gate],
                 row,
                 unit);
@@ -474,7 +474,7 @@ class Run {
   double from_after(int64_t row, int64_t unit) const {
     double sum = 0;
     for (int64_t j = 0; j < 3 * H_ && !is_reset(row); ++j) {
-      sum += double(d_gates_[row * 3 * H_ + j]) * weight(j, unit);
+      sum += double(d_preactivations_[row * 3 * H_ + j]) * weight(j, unit);
     }
     return sum;
   }
@@ -515,7 +515,7 @@ class Run {
   const Buffer<float> cell_;
   const Buffer<uint8_t> resets_;
   const Buffer<scalar_t> grad_output_, grad_cells_, grad_h_n_, grad_c_n_;
-  const Buffer<scalar_t> d_gates_, d_h0_, d_c0_;
+  const Buffer<scalar_t> d_preactivations_, d_h0_, d_c0_;
 };
 
 } // namespace

@@ -113,7 +113,7 @@ void run_recurrence(
   to_device(args.cells);
   to_device(args.grad_output);
   to_device(args.grad_cells);
-  to_device(args.d_gates);
+  to_device(args.d_preactivations);
   to_device(args.d_h0);
   to_device(args.d_c0);
   run(args, tiles);

@@ -51,12 +51,12 @@ scalar_t grad_or_zero(const OptionalTensor& grad, int64_t row, int64_t unit) {
 template <typename scalar_t>
 void backward_units(
     const BackwardArguments& a,
-    const at::Tensor& d_gates,
+    const at::Tensor& d_preactivations,
     const at::Tensor& d_old_cell) {
   using opmath_t = at::opmath_type<scalar_t>;
   const CellMath<opmath_t> math(a);
   const auto g = a.gates.accessor<scalar_t, 2>();
-  auto d = d_gates.accessor<scalar_t, 2>();
+  auto d = d_preactivations.accessor<scalar_t, 2>();
   const auto state_size = d_old_cell.size(1);
   for (int64_t row = 0; row < d_old_cell.size(0); ++row) {
     for (int64_t unit = 0; unit < state_size; ++unit) {
@@ -67,9 +67,9 @@ void backward_units(
           g[row][unit],
           g[row][state_size + unit],
           g[row][2 * state_size + unit]);
-      d[row][unit] = out.d_input_gate;
-      d[row][state_size + unit] = out.d_output_gate;
-      d[row][2 * state_size + unit] = out.d_candidate;
+      d[row][unit] = out.d_pre_i;
+      d[row][state_size + unit] = out.d_pre_o;
+      d[row][2 * state_size + unit] = out.d_pre_g;
       d_old_cell.accessor<scalar_t, 2>()[row][unit] = out.d_old_cell;
     }
   }
@@ -89,14 +89,14 @@ ForwardWithGatesResult forward_with_gates_kernel(const ForwardArguments& a) {
 
 BackwardResult backward_kernel(const BackwardArguments& a) {
   check_arguments(a);
-  const auto d_gates = at::empty(a.gates.sizes(), a.input.options());
+  const auto d_preactivations = at::empty(a.gates.sizes(), a.input.options());
   const auto d_old_cell = at::empty(a.new_cell.sizes(), a.input.options());
   AT_DISPATCH_FLOATING_TYPES_AND2(
       at::kHalf, at::kBFloat16, a.input.scalar_type(), "lltm_backward", [&] {
-        backward_units<scalar_t>(a, d_gates, d_old_cell);
+        backward_units<scalar_t>(a, d_preactivations, d_old_cell);
       });
   return pre_activations_backward(
-      d_gates, d_old_cell, a.input, a.weights, a.old_h, a.output_mask);
+      d_preactivations, d_old_cell, a.input, a.weights, a.old_h, a.output_mask);
 }
 
 } // namespace

@@ -334,31 +334,31 @@ def forward(of: Arithmetic, *arguments: Bounded) -> tuple[Bounded, Bounded, Boun
 def gate_gradients(
     of: Arithmetic, grad_h: Bounded, grad_cell: Bounded, new_cell: Bounded, gates: Bounded
 ) -> tuple[Bounded, Bounded]:
-    """(d_gates, the gradients of the pre-activations; d_old_cell), not yet stored."""
+    """(d_preactivations, the gradients of the pre-activations; d_old_cell), not yet stored."""
     input_gate, output_gate, candidate = gate_parts(gates)
     t = of.tanh(new_cell)
     through_h = of.multiply(of.multiply(grad_h, output_gate), of.one_minus(of.multiply(t, t)))
     d_cell = of.add(grad_cell, through_h)
 
     times = functools.partial(functools.reduce, of.multiply)
-    d_gates = [
+    d_preactivations = [
         times([d_cell, candidate, input_gate, of.one_minus(input_gate)]),
         times([grad_h, t, output_gate, of.one_minus(output_gate)]),
         times([d_cell, input_gate, of.elu_derivative(candidate)]),
     ]
-    return of.factor(cat(d_gates, 1)), d_cell
+    return of.factor(cat(d_preactivations, 1)), d_cell
 
 
 def linear_gradients(
-    of: Arithmetic, d_gates: Bounded, input: Bounded, weights: Bounded, old_h: Bounded
+    of: Arithmetic, d_preactivations: Bounded, input: Bounded, weights: Bounded, old_h: Bounded
 ) -> tuple[Bounded, Bounded, Bounded]:
     """(d_input, d_weights, d_bias), of rows."""
     state_size = old_h.value.shape[1]
-    ones = exactly(torch.ones(1, len(d_gates.value)))
+    ones = exactly(torch.ones(1, len(d_preactivations.value)))
     return (
-        of.store(of.product(d_gates, weights[:, state_size:].T)),
-        of.store(of.product(d_gates.T, cat([old_h, input], 1).T)),
-        of.store(of.product(d_gates.T, ones)[:, 0]),
+        of.store(of.product(d_preactivations, weights[:, state_size:].T)),
+        of.store(of.product(d_preactivations.T, cat([old_h, input], 1).T)),
+        of.store(of.product(d_preactivations.T, ones)[:, 0]),
     )
 
 
@@ -372,10 +372,10 @@ def backward(
     weights: Bounded,
     old_h: Bounded,
 ) -> tuple[Bounded, Bounded, Bounded, Bounded, Bounded]:
-    d_gates, d_cell = gate_gradients(of, grad_h, grad_cell, new_cell, gates)
-    d_input, d_weights, d_bias = linear_gradients(of, d_gates, input, weights, old_h)
+    d_preactivations, d_cell = gate_gradients(of, grad_h, grad_cell, new_cell, gates)
+    d_input, d_weights, d_bias = linear_gradients(of, d_preactivations, input, weights, old_h)
     state_size = old_h.value.shape[1]
-    d_old_h = of.store(of.product(d_gates, weights[:, :state_size].T))
+    d_old_h = of.store(of.product(d_preactivations, weights[:, :state_size].T))
     return d_input, d_weights, d_bias, d_old_h, of.store(d_cell)
 
 
@@ -445,16 +445,16 @@ def sequence_backward(
     d_h, d_cell = grad_h_n, grad_c_n
     all_d_gates = []
     for n, rows in reversed(run.steps()):
-        d_gates, d_old_cell = gate_gradients(
+        d_preactivations, d_old_cell = gate_gradients(
             of,
             of.add(grad_output[rows], d_h[:n]),
             of.add(grad_cells[rows], d_cell[:n]),
             cells[rows],
             gates[rows],
         )
-        d_h = cat([run.reset(of.product(d_gates, for_h), rows), d_h[n:]])
+        d_h = cat([run.reset(of.product(d_preactivations, for_h), rows), d_h[n:]])
         d_cell = cat([run.reset(d_old_cell, rows), d_cell[n:]])
-        all_d_gates.append(d_gates)
+        all_d_gates.append(d_preactivations)
     if not all_d_gates:
         d_bias = zeros(weights.value.shape[0])
         return zeros(*input.value.shape), zeros(*weights.value.shape), d_bias, d_h, d_cell
