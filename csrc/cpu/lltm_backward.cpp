@@ -198,8 +198,8 @@ constexpr int64_t kRowsOfAChunk = 1024;
 struct BackwardPlan : SequencePlan {
   explicit BackwardPlan(const SequencePlan& plan) : SequencePlan(plan) {}
 
-  // Without resets. Then the gradient of h0 is one product of all rows, as that
-  // of the input is. Else there is a product for each step.
+  // For one step without resets, as for the gradient of the input. Else each
+  // step has a product with the columns of weights for h.
   bool d_h0_is_one_product;
   std::vector<SequenceChunk> chunks;
   int64_t most_rows; // of a chunk
@@ -311,7 +311,7 @@ class Backward {
   }
 
  private:
-  // There it waits for the step that has left the last state.
+  // The gradient of the last state waits in d_state for the step that left it.
   void load_gradient_of_last(const scalar_t* gradient, opmath_t* d_state) {
     if (gradient == nullptr) {
       std::fill_n(d_state, plan_.state_numel, opmath_t(0));
@@ -542,7 +542,8 @@ struct PointwiseBackward {
   const scalar_t* cells;
   const scalar_t* gates;
   Matrix<gemm_t> d_preactivations;
-  // From the step after this one; d_cell then is that of the old cell state.
+  // They come from the step after this one. This step overwrites d_cell with
+  // the gradient of the cell state that it begins with.
   const opmath_t* d_h;
   opmath_t* d_cell;
 

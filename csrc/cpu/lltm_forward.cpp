@@ -155,7 +155,7 @@ ForwardPlan plan_of(const CellSizes& sizes, int64_t threads) {
       : kConvertedUnitsOfABlock;
   const auto units_per_block = size_of_a_block(sizes.state_size, most_units);
   const auto blocks = at::divup(sizes.state_size, units_per_block);
-  // So many that every thread has a task.
+  // Few enough that there are about as many tasks as threads.
   const auto panels_per_task = std::clamp<int64_t>(
       at::divup(panels, at::divup(threads, blocks)), 1, kPanelsOfATask);
   const auto tasks_per_block =

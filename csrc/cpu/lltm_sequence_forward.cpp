@@ -76,7 +76,7 @@ struct SequenceForwardPointers {
 
 template <typename scalar_t>
 void run_sequence(const SequenceForwardPointers<scalar_t>& p);
-void keep_memory(int64_t bytes);
+void let_glibc_keep(int64_t bytes);
 
 template <bool with_gates>
 SequenceForwardWithGatesResult sequence_forward_kernel_impl(
@@ -94,7 +94,8 @@ SequenceForwardWithGatesResult sequence_forward_kernel_impl(
     return {output, cells, std::move(h_n), std::move(c_n), gates};
   }
   // A loop or a second layer frees twice as much before it allocates again.
-  keep_memory(2 * (with_gates ? 5 : 2) * output.nbytes() + a.weights.nbytes());
+  let_glibc_keep(
+      2 * (with_gates ? 5 : 2) * output.nbytes() + a.weights.nbytes());
   const auto input = a.input.expect_contiguous();
   const auto weights = a.weights.expect_contiguous();
   const auto bias = a.bias.expect_contiguous();
@@ -149,7 +150,7 @@ namespace {
 // threshold, and then the next call faults its pages in anew: 40x24x100x300
 // takes 1.4 times as long. The threshold becomes twice the size of a block that
 // was mapped and is freed, so one is, which nobody has touched.
-void keep_memory(int64_t bytes) {
+void let_glibc_keep(int64_t bytes) {
   static std::atomic<int64_t> kept = 0;
   constexpr int64_t most = 31 << 20;
   if (bytes > kept && kept < most) {
@@ -223,7 +224,7 @@ struct SequenceForwardPlan : SequencePlan {
   std::vector<SequenceChunk> chunks;
   int64_t rows_per_slot; // of a step
   // Products are kept of so many rows for each panel, or else for each slot.
-  int64_t kept_panels; // of products
+  int64_t product_buffers;
   int64_t rows_per_product;
 };
 
@@ -265,7 +266,8 @@ SequenceForwardPlan plan_of(const SequenceForwardPointers<scalar_t>& p) {
       plan.multiplies_input_first ? kBytesOfAChunk / bytes_of_a_row
                                   : std::numeric_limits<int64_t>::max());
   plan.rows_per_slot = at::divup(sizes.batch, plan.row_groups);
-  plan.kept_panels = plan.multiplies_input_first ? plan.panels : plan.slots();
+  plan.product_buffers =
+      plan.multiplies_input_first ? plan.panels : plan.slots();
   plan.rows_per_product =
       plan.multiplies_input_first ? most_rows(plan.chunks) : plan.rows_per_slot;
   return plan;
@@ -282,9 +284,10 @@ class SequenceForward {
   const SequenceForwardPlan plan_;
   const Converted<scalar_t, opmath_t> bias_;
   Panels<gemm_t> weights_;
-  Scratch<opmath_t> products_; // [kept_panels, rows_per_product, panel_width]
-  Scratch<gemm_t> old_h_;      // [slots, rows_per_slot, state_size]
-  Scratch<gemm_t> input_;      // [slots, rows, input_features], if converted
+  Scratch<opmath_t>
+      products_;          // [product_buffers, rows_per_product, panel_width]
+  Scratch<gemm_t> old_h_; // [slots, rows_per_slot, state_size]
+  Scratch<gemm_t> input_; // [slots, rows, input_features], if converted
 
  public:
   explicit SequenceForward(const SequenceForwardPointers<scalar_t>& pointers)
@@ -296,7 +299,7 @@ class SequenceForward {
             plan_.panels * plan_.panel_width,
             plan_.panel_width),
         products_(
-            plan_.kept_panels * plan_.rows_per_product * plan_.panel_width),
+            plan_.product_buffers * plan_.rows_per_product * plan_.panel_width),
         old_h_(plan_.slots() * plan_.rows_per_slot * p_.sizes.state_size),
         input_(
             kConverts ? plan_.slots() * plan_.rows_per_product *
@@ -392,8 +395,8 @@ class SequenceForward {
   }
 
   // The products of a panel or a slot, from a row on.
-  Matrix<opmath_t> products_of(int64_t panel_or_slot, int64_t row) {
-    const auto at = panel_or_slot * plan_.rows_per_product + row;
+  Matrix<opmath_t> products_of(int64_t buffer, int64_t row) {
+    const auto at = buffer * plan_.rows_per_product + row;
     return {products_.data() + at * plan_.panel_width, plan_.panel_width};
   }
 

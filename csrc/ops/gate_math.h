@@ -61,7 +61,7 @@ LLTM_INLINE T at_most(float high, T x) {
   return high < x ? high : x;
 }
 
-// exp(x) = 2^n * (1 + p), for |x| < 2^21. n is in the low bits of an integer.
+// exp(x) = 2^n * (1 + p), for |x| < 2^14. n is in the low bits of an integer.
 template <typename T>
 struct ExpParts {
   Bits<T> n;

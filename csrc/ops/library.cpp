@@ -72,8 +72,8 @@ TORCH_LIBRARY(lltm, m) {
       "-> (Tensor d_input, Tensor d_weights, Tensor d_bias, Tensor d_h0, "
       "Tensor d_c0)",
       tags);
-  // Values are read by an operator so that tracers see it: they refuse that,
-  // unless batch_sizes are a constant of their graph. The message says for what
+  // Values are read by an operator so that tracers see it, and can refuse that
+  // where batch_sizes are no constant of their graph. The message says for what
   // purpose the caller reads them.
   m.def(
       "_values_of_batch_sizes(Tensor batch_sizes, str caller, str purpose) "

@@ -28,7 +28,7 @@ struct Transpose;
 
 // The right operand of a product, [terms, columns], in panels that lie one
 // after the other: each is [terms, width]; pairs are [terms / 2, width, 2].
-// Whoever packs them writes zeros for terms that pairs are padded with; what
+// Terms beyond the last are zeros if a product reads them, as in backward. What
 // the columns beyond the last hold becomes sums that nobody reads.
 template <typename T>
 class Panels {

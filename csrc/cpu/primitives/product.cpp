@@ -56,11 +56,11 @@ struct Multiply {
   template <int64_t kBytes, int64_t kVectors, bool kWhole>
   C10_ALWAYS_INLINE void multiply_columns(int64_t column, int64_t columns)
       const {
-    const auto rows =
+    const auto multiply_rows =
         [&]<int64_t kRows>(int64_t row) __attribute__((always_inline)) {
           multiply_tile<kBytes, kRows, kVectors, kWhole>(row, column, columns);
         };
-    in_tiles<kTileRows<kBytes, kVectors>>(p.M, rows);
+    in_tiles<kTileRows<kBytes, kVectors>>(p.M, multiply_rows);
   }
 
   template <int64_t kBytes, int64_t kRows, int64_t kVectors, bool kWhole>

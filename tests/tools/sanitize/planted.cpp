@@ -17,6 +17,7 @@ using at::Tensor;
 
 constexpr int64_t kBatch = 40;
 constexpr int64_t kState = 32;
+constexpr int64_t kFeatures = kState + 4;
 
 const auto zeros = [](at::IntArrayRef sizes) { return at::zeros(sizes); };
 
@@ -24,38 +25,34 @@ Tensor view(float* data, at::IntArrayRef sizes) {
   return at::from_blob(data, sizes);
 }
 
-void step(std::vector<float>& bias) {
+void step(float* weights, float* bias) {
   const auto h = zeros({kBatch, kState});
-  const auto weights = zeros({3 * kState, kState + 4});
   lltm::forward(
-      {zeros({kBatch, 4}), weights, view(bias.data(), {3 * kState}), h, h});
+      {zeros({kBatch, kFeatures - kState}),
+       view(weights, {3 * kState, kFeatures}),
+       view(bias, {3 * kState}),
+       h,
+       h});
 }
 
 void short_bias() {
+  std::vector<float> weights(3 * kState * kFeatures);
   std::vector<float> bias(3 * kState - 1);
-  step(bias);
+  step(weights.data(), bias.data());
 }
 
-void misaligned_grad_h() {
-  std::vector<char> bytes((kBatch * kState + 1) * sizeof(float));
-  auto* grad_h = reinterpret_cast<float*>(bytes.data() + 1);
-  const auto h = zeros({kBatch, kState});
-  lltm::backward(
-      {view(grad_h, {kBatch, kState}),
-       h,
-       h,
-       zeros({kBatch, 3 * kState}),
-       zeros({kBatch, 4}),
-       zeros({3 * kState, kState + 4}),
-       h,
-       {true, true, true, true, true}});
+void misaligned_weights() {
+  std::vector<char> bytes((3 * kState * kFeatures + 1) * sizeof(float));
+  std::vector<float> bias(3 * kState);
+  step(reinterpret_cast<float*>(bytes.data() + 1), bias.data());
 }
 
 // Written while the library reads them.
 void written_bias() {
+  std::vector<float> weights(3 * kState * kFeatures);
   std::vector<float> bias(3 * kState);
   std::thread writer([&] { bias[5] = 1; });
-  step(bias);
+  step(weights.data(), bias.data());
   writer.join();
 }
 
@@ -64,7 +61,7 @@ void written_bias() {
 int main(int argc, char** argv) {
   const std::map<std::string, void (*)()> faults{
       {"short_bias", short_bias},
-      {"misaligned_grad_h", misaligned_grad_h},
+      {"misaligned_weights", misaligned_weights},
       {"written_bias", written_bias},
   };
   TORCH_CHECK(argc == 2, "expected the name of a fault");
