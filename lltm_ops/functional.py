@@ -73,7 +73,8 @@ def backward(
         and is contiguous, or is ``None`` if ``output_mask`` is false for it.
 
     Raises:
-        RuntimeError: if an argument is undefined, sparse, or of the wrong device, dtype or shape.
+        RuntimeError: if an argument is of the wrong device, dtype or shape.
+        NotImplementedError: if an argument is sparse.
 
     Source: ``csrc/ops/gate_math.h``, and the files of :func:`forward`. The same as
     ``torch.ops.lltm.backward``.
@@ -150,7 +151,7 @@ def sequence_backward(
         grad_output, grad_cells, grad_h_n, grad_c_n: gradients of the results of
             :func:`sequence_forward`, with the same sizes. ``None`` means zeros.
         output, cells: as :func:`sequence_forward` returned them.
-        gates: the activated gates of all steps, the third output of
+        gates: the activated gates of all steps, the last output of
             ``torch.ops.lltm._sequence_forward_with_gates``: of the sizes of ``output``, with
             ``3 * state_size`` for ``state_size``.
         input, weights, h0, batch_sizes, reverse, resets: as given to :func:`sequence_forward`.
@@ -161,7 +162,7 @@ def sequence_backward(
         contiguous, or is ``None`` if ``output_mask`` is false for it.
 
     Raises:
-        RuntimeError: as :func:`sequence_forward`.
+        RuntimeError, NotImplementedError: as :func:`backward`.
 
     Source: the files of :func:`sequence_forward`. The same as
     ``torch.ops.lltm.sequence_backward``.
