@@ -250,7 +250,7 @@ class Backward {
   Scratch<opmath_t> d_cell_;
   // The columns of weights for h, unless plan_.d_h0_is_one_product.
   Panels<gemm_t> weights_;
-  // Of the rows of a chunk: [rows, gate_units], and its transpose.
+  // They hold the rows of a chunk: [rows, gate_units], and its transpose.
   LeftOperand<gemm_t> d_preactivations_;
   LeftOperand<gemm_t> d_preactivations_t_;
   Scratch<scalar_t> old_h_; // [rows, state_size]

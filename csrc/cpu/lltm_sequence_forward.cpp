@@ -52,7 +52,7 @@ struct SequenceForwardPointers {
   scalar_t* cells;
   scalar_t* gates; // null: not wanted
 
-  // Where the rows of step i lie.
+  // These point to the rows of step i.
   CellPointers<scalar_t> cell_of_step(int64_t i, const opmath_t* bias) const {
     const auto size = sizes.state_size;
     const auto at = steps[i].first_row * size;

@@ -46,8 +46,8 @@ template <typename T>
 struct Argument {
   const char* name;
   const T& value;
-  // Of a tensor. Its dtype and device are those of input if nothing else is
-  // said. Values that are read are on the CPU, wherever input is.
+  // A tensor has these. Its dtype and device are those of input if nothing else
+  // is said. Values that are read are on the CPU, wherever input is.
   Shape shape{};
   at::ScalarType dtype = at::ScalarType::Undefined;
   bool on_cpu = false;

@@ -95,7 +95,8 @@ Arguments saved_arguments(AutogradContext* ctx, const variable_list& tensors) {
   }(std::type_identity<ListOf<Arguments>>());
 }
 
-// Of a call of forward: results has those of forward with gates.
+// These make backward's arguments from those of forward. results are those of
+// forward with gates.
 BackwardArguments backward_arguments(
     const ForwardArguments& forward,
     const variable_list& results,
@@ -191,7 +192,7 @@ struct ForwardFunction : torch::autograd::Function<Node> {
   // backward() calls operators alone, so compiled autograd may trace it.
   static constexpr bool is_traceable = true;
 
-  // Or else the device has the composite formulas of op alone.
+  // A device without them has the composite formulas of op alone.
   static bool has_kernels(c10::Device device) {
     constexpr auto kName = ArgumentsOf<backward_op>::kOperator;
     return device.is_cpu() ||

@@ -220,6 +220,14 @@ def test_a_scripted_layer_keeps_parameters_that_are_replaced(layer):
     assert torch.equal(scripted(input)[0], others(input)[0])
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_quantize_dynamic_leaves_our_modules_as_they_are(layer):
+    model = torch.nn.ModuleList([torch.nn.LSTM(5, 6), layer, lltm_ops.LLTMCell(5, 6)])
+    quantized = torch.ao.quantization.quantize_dynamic(model, {type(module) for module in model})
+    assert [type(module) for module in quantized[1:]] == [lltm_ops.LLTM, lltm_ops.LLTMCell]
+    assert type(quantized[0]) is not torch.nn.LSTM
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_a_stack_of_96_kib_is_large_enough(dtype):
     """For the thread that calls, and for those of OpenMP."""

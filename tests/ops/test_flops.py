@@ -7,6 +7,8 @@ import torch
 from common import CELL, each_operator, gradients
 from torch.utils.flop_counter import FlopCounterMode
 
+import lltm_ops
+
 
 def flops(function, *arguments):
     with FlopCounterMode(display=False) as counter:
@@ -44,3 +46,11 @@ def test_flops_of_gradients_that_are_asked_for(operator):
     for mask in itertools.product([False, True], repeat=5):
         expected = flops(products, mask)
         assert flops(operator.backward, *inputs, mask) == expected, mask
+
+
+def test_the_profiler_counts_none():
+    """It has a list of PyTorch's own operators, in C++."""
+    with torch.profiler.profile(with_flops=True) as profile:
+        lltm_ops.LLTM(5, 4)(torch.randn(7, 3, 5))
+    events = [event for event in profile.key_averages() if event.key.startswith("lltm::")]
+    assert events and not any(event.flops for event in events)

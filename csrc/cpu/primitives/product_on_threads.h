@@ -40,7 +40,7 @@ struct ProductPlan {
   int64_t row_blocks;
 };
 
-// Of C [M, N] and K terms, where no size is 0.
+// C is [M, N] and has K terms. No size is 0.
 template <typename scalar_t, typename gemm_t>
 ProductPlan plan_of(int64_t M, int64_t N, int64_t K) {
   constexpr bool pairs = kPair<gemm_t> == 2;
@@ -51,7 +51,7 @@ ProductPlan plan_of(int64_t M, int64_t N, int64_t K) {
   const auto columns_per_block =
       round_up(size_of_a_block(N, kSideOfABlock), columns_per_tile);
   const auto column_blocks = at::divup(N, columns_per_block);
-  // As many blocks as threads, unless that leaves few rows to a block.
+  // There are as many blocks as threads, unless that leaves few rows to each.
   const int64_t threads = at::get_num_threads();
   const auto rows_per_block = at::divup(
       M,

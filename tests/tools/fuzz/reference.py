@@ -443,7 +443,7 @@ def sequence_backward(
         all_old_h.append(run.reset(h[:n], rows))
         h = cat([output[rows], h[n:]])
     d_h, d_cell = grad_h_n, grad_c_n
-    all_d_gates = []
+    all_d_preactivations = []
     for n, rows in reversed(run.steps()):
         d_preactivations, d_old_cell = gate_gradients(
             of,
@@ -454,10 +454,10 @@ def sequence_backward(
         )
         d_h = cat([run.reset(of.product(d_preactivations, for_h), rows), d_h[n:]])
         d_cell = cat([run.reset(d_old_cell, rows), d_cell[n:]])
-        all_d_gates.append(d_preactivations)
-    if not all_d_gates:
+        all_d_preactivations.append(d_preactivations)
+    if not all_d_preactivations:
         d_bias = zeros(weights.value.shape[0])
         return zeros(*input.value.shape), zeros(*weights.value.shape), d_bias, d_h, d_cell
-    (all_old_h if run.reverse else all_d_gates).reverse()
-    of_rows = linear_gradients(of, cat(all_d_gates), input, weights, cat(all_old_h))
+    (all_old_h if run.reverse else all_d_preactivations).reverse()
+    of_rows = linear_gradients(of, cat(all_d_preactivations), input, weights, cat(all_old_h))
     return *of_rows, of.store(d_h), of.store(d_cell)
