@@ -172,15 +172,6 @@ BackwardResult sequence_backward_kernel(const SequenceBackwardArguments& a) {
   return backward_kernel_impl(a, sequence_steps(a));
 }
 
-} // namespace
-
-TORCH_LIBRARY_IMPL(lltm, CPU, m) {
-  m.impl("backward", as_kernel<backward_kernel>());
-  m.impl("sequence_backward", as_kernel<sequence_backward_kernel>());
-}
-
-namespace {
-
 template <typename scalar_t, typename gemm_t>
 class Backward;
 
@@ -550,16 +541,9 @@ struct PointwiseBackward {
   // begin and end count rows.
   template <int64_t kBytes>
   C10_ALWAYS_INLINE void run(int64_t begin, int64_t end) const {
-    for (auto row = begin; row < end; ++row) {
-      in_vectors<opmath_t, kBytesOfUnits<opmath_t, kBytes>>(
-          first_unit,
-          end_unit,
-          [&]<typename vec_t>(int64_t unit)
-              __attribute__((always_inline)) { some_units<vec_t>(row, unit); });
-    }
+    in_rows_of_units<opmath_t, kBytes>(*this, begin, end);
   }
 
- private:
   template <typename vec_t>
   C10_ALWAYS_INLINE void some_units(int64_t row, int64_t unit) const {
     const CellMath<vec_t, opmath_t> math(this->math);
@@ -581,5 +565,10 @@ struct PointwiseBackward {
 };
 
 } // namespace
+
+TORCH_LIBRARY_IMPL(lltm, CPU, m) {
+  m.impl("backward", as_kernel<backward_kernel>());
+  m.impl("sequence_backward", as_kernel<sequence_backward_kernel>());
+}
 
 } // namespace lltm

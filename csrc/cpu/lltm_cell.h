@@ -53,11 +53,23 @@ struct CellPointers {
   scalar_t* gates; // null: not wanted
 };
 
-// Bytes of the units that are computed at a time. The functions of double are
-// those of the C library, which take one.
-template <typename opmath_t, int64_t kBytes>
-constexpr int64_t kBytesOfUnits =
-    std::is_same_v<opmath_t, double> ? sizeof(double) : kBytes;
+// Calls body.some_units<vec_t>(row, unit) for all units of body in these rows,
+// a vector at a time. Of double a vector is one number, because its functions
+// are those of the C library.
+template <typename opmath_t, int64_t kBytes, typename Body>
+C10_ALWAYS_INLINE void
+in_rows_of_units(const Body& body, int64_t begin, int64_t end) {
+  constexpr auto bytes =
+      std::is_same_v<opmath_t, double> ? sizeof(double) : kBytes;
+  for (auto row = begin; row < end; ++row) {
+    in_vectors<opmath_t, bytes>(
+        body.first_unit,
+        body.end_unit,
+        [&]<typename vec_t>(int64_t unit) __attribute__((always_inline)) {
+          body.template some_units<vec_t>(row, unit);
+        });
+  }
+}
 
 // A body for run_with_best_isa(): units [first_unit, end_unit) of the rows from
 // first_row on.
@@ -76,16 +88,9 @@ struct PointwiseForward {
   // begin and end count rows of products.
   template <int64_t kBytes>
   C10_ALWAYS_INLINE void run(int64_t begin, int64_t end) const {
-    for (auto row = begin; row < end; ++row) {
-      in_vectors<opmath_t, kBytesOfUnits<opmath_t, kBytes>>(
-          first_unit,
-          end_unit,
-          [&]<typename vec_t>(int64_t unit)
-              __attribute__((always_inline)) { some_units<vec_t>(row, unit); });
-    }
+    in_rows_of_units<opmath_t, kBytes>(*this, begin, end);
   }
 
- private:
   template <typename vec_t>
   C10_ALWAYS_INLINE void some_units(int64_t row, int64_t unit) const {
     const auto& p = pointers;

@@ -80,11 +80,6 @@ class Forward;
 
 } // namespace
 
-TORCH_LIBRARY_IMPL(lltm, CPU, m) {
-  m.impl("forward", as_kernel<without_gates<forward_kernel_impl<false>>>());
-  m.impl("_forward_with_gates", as_kernel<forward_kernel_impl<true>>());
-}
-
 // With so many rows, bfloat16 is converted to float; with more it is multiplied
 // in pairs.
 constexpr int64_t kRowsWithoutPairs = 2;
@@ -363,5 +358,10 @@ template void cell_forward(const ForwardPointers<double>&);
 template void cell_forward(const ForwardPointers<float>&);
 template void cell_forward(const ForwardPointers<c10::Half>&);
 template void cell_forward(const ForwardPointers<c10::BFloat16>&);
+
+TORCH_LIBRARY_IMPL(lltm, CPU, m) {
+  m.impl("forward", as_kernel<without_gates<forward_kernel_impl<false>>>());
+  m.impl("_forward_with_gates", as_kernel<forward_kernel_impl<true>>());
+}
 
 } // namespace lltm

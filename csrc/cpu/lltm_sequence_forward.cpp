@@ -132,19 +132,6 @@ SequenceForwardWithGatesResult sequence_forward_kernel_impl(
   return {output, cells, std::move(h_n), std::move(c_n), gates};
 }
 
-} // namespace
-
-TORCH_LIBRARY_IMPL(lltm, CPU, m) {
-  m.impl(
-      "sequence_forward",
-      as_kernel<without_gates<sequence_forward_kernel_impl<false>>>());
-  m.impl(
-      "_sequence_forward_with_gates",
-      as_kernel<sequence_forward_kernel_impl<true>>());
-}
-
-namespace {
-
 // Lets glibc keep so much free memory, up to 62 MiB, for the next call. glibc
 // gives the free end of its heap back to the system if it is larger than a
 // threshold, and then the next call faults its pages in anew: 40x24x100x300
@@ -434,38 +421,25 @@ class SequenceForward {
       int64_t first_feature,
       Matrix<opmath_t> products,
       bool accumulate) const {
-    if (!plan_.packs_weights) {
-      return multiply_unpacked(
-          panel, rows, A, first_feature, products, accumulate);
+    Operands<gemm_t> operands{
+        .M = rows,
+        .N = plan_.panel_width,
+        .K = A.ld,
+        .A = A,
+        .B = {},
+        .C = products,
+        .accumulate = accumulate,
+        .several_chains = rows <= 2};
+    if (plan_.packs_weights) {
+      operands.B = weights_.panel(panel, first_feature);
+      return multiply(operands);
     }
-    multiply<gemm_t>(
-        {.M = rows,
-         .N = plan_.panel_width,
-         .K = A.ld,
-         .A = A,
-         .B = weights_.panel(panel, first_feature),
-         .C = products,
-         .accumulate = accumulate,
-         .several_chains = rows <= 2});
-  }
-
-  void multiply_unpacked(
-      int64_t panel,
-      int64_t rows,
-      Matrix<const gemm_t> A,
-      int64_t first_feature,
-      Matrix<opmath_t> products,
-      bool accumulate) const {
     if constexpr (std::is_same_v<scalar_t, opmath_t>) {
       for (int64_t gate = 0; gate < kGates; ++gate) {
-        dot<gemm_t>(
-            {.M = rows,
-             .N = plan_.units_in(panel),
-             .K = A.ld,
-             .A = A,
-             .B = weights_of(panel, gate).part(0, first_feature),
-             .C = products.part(0, gate * plan_.units_per_panel),
-             .accumulate = accumulate});
+        operands.N = plan_.units_in(panel);
+        operands.B = weights_of(panel, gate).part(0, first_feature);
+        operands.C = products.part(0, gate * plan_.units_per_panel);
+        dot(operands);
       }
     }
   }
@@ -490,5 +464,14 @@ class SequenceForward {
 };
 
 } // namespace
+
+TORCH_LIBRARY_IMPL(lltm, CPU, m) {
+  m.impl(
+      "sequence_forward",
+      as_kernel<without_gates<sequence_forward_kernel_impl<false>>>());
+  m.impl(
+      "_sequence_forward_with_gates",
+      as_kernel<sequence_forward_kernel_impl<true>>());
+}
 
 } // namespace lltm

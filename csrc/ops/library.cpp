@@ -26,7 +26,7 @@ std::string build_info() {
 
 } // namespace
 
-// Kernels are registered in the files of ../cpu and ../cuda, and of
+// Kernels are registered at the end of the files of ../cpu and ../cuda, and of
 // the other .cpp files here: by dispatch key, or composite. Devices without
 // kernels, and what these cannot do, take the composite formulas.
 //
