@@ -121,11 +121,18 @@ struct Transpose {
           for (auto i = first; i < std::min(first + block, end); i += n) {
             // The last square overlaps the one before.
             const auto column = std::max(begin, std::min(i, end - n));
-            one_square<n>(
-                from.part(row, column),
-                std::min(n, end_row - row),
-                std::min(n, end - column),
-                to.part(column, row));
+            const auto rows_left = std::min(n, end_row - row);
+            const auto columns_left = std::min(n, end - column);
+            // Whole squares need no conditions.
+            if (rows_left == n && columns_left == n) {
+              one_square<n>(from.part(row, column), n, n, to.part(column, row));
+            } else {
+              one_square<n>(
+                  from.part(row, column),
+                  rows_left,
+                  columns_left,
+                  to.part(column, row));
+            }
           }
         }
       }

@@ -119,9 +119,7 @@ bool try_product() {
          .K = 2,
          .A = {zeros.data(), 2},
          .B = {zeros.data(), N},
-         .C = {result.data(), N},
-         .accumulate = false,
-         .several_chains = false});
+         .C = {result.data(), N}});
     return true;
   } catch (const std::exception&) {
     return false;
