@@ -8,7 +8,7 @@ from cell import SHAPES
 from figures import DOCUMENTED, Row, read
 
 FOLDERS = ("zen3", "zen5")
-NO_TIMES = ("dtype", "threads", "shape", "length", "form", "what", "roof")
+NO_TIMES = ("dtype", "threads", "shape", "length", "form", "what")
 # The rows of a table, by the titles of their columns.
 Rows = Iterator[dict[str, str]]
 
