@@ -113,7 +113,7 @@ def test_a_torch_of_another_minor_is_refused(installed, tmp_path):
 def checkout(tmp_path_factory):
     """With the library built, tested and installed, and the example run."""
     folder = tmp_path_factory.mktemp("checkout")
-    for name in ("cmake", "csrc", "examples", "lltm_ops", "tests"):
+    for name in ("cmake", "csrc", "examples", "lltm_ops", "tests", "tools"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("*.so"))
     shutil.copy(ROOT / "CMakeLists.txt", folder)
     said = run(
