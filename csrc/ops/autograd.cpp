@@ -5,6 +5,7 @@
 #include "ops/lltm_sequence_composite.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/core/DispatchKey.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/TensorOptions.h>
@@ -234,9 +235,7 @@ struct ForwardFunction : torch::autograd::Function<Node> {
     return results;
   }
 
-  static variable_list backward(
-      AutogradContext* ctx,
-      const variable_list& grads) {
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const auto tensors = ctx->get_saved_variables();
     const auto arguments = saved_arguments<Arguments>(ctx, tensors);
     constexpr auto kArguments = std::tuple_size_v<ListOf<Arguments>>;
@@ -248,6 +247,10 @@ struct ForwardFunction : torch::autograd::Function<Node> {
     const bool by_formulas = at::GradMode::is_enabled() ||
         transform_is_active() ||
         std::any_of(grads.begin(), grads.end(), has_tangent);
+    if (!by_formulas && !grads[0].defined()) {
+      // DTensor of torch 2.11 takes the mesh from the first argument.
+      grads[0] = at::zeros_like(results[1]);
+    }
     auto gradients = by_formulas
         ? composite_backward(arguments, grads, output_mask)
         : as_list(backward_op(

@@ -189,9 +189,6 @@ class BackwardBlock {
           .tanh_cell = lltm::tanh(static_cast<float>(saved.cell)),
           .grad_h = saved.grad_h,
           .grad_cell = saved.grad_cell};
-      to_[i] = work_.owned_row(i) < step_.rows
-          ? args_.d_preactivations + 3 * row_at(step_, i) + work_.unit
-          : nullptr;
     }
 #pragma unroll
     for (int tile = 0; tile < tiles; ++tile) {
@@ -227,8 +224,11 @@ class BackwardBlock {
     const bool carries = own < after_.rows && resets_after_[i] == 0;
     const float d_h = carries ? work_.total(sums, i, 1, 0) : 0;
     d_cell_[i] = carries ? d_cell_[i] : 0;
+    scalar_t* const to = own < step_.rows
+        ? args_.d_preactivations + 3 * row_at(step_, i) + work_.unit
+        : nullptr;
     UnitGradients<float> out{};
-    if (to_[i] != nullptr) {
+    if (to != nullptr) {
       const auto& of = factors_[i];
       out = args_.math.backward(
           d_h + of.grad_h,
@@ -245,7 +245,7 @@ class BackwardBlock {
     }
     publish<3>(
         machine_,
-        to_[i],
+        to,
         args_.state_size,
         {out.d_pre_i, out.d_pre_o, out.d_pre_g});
   }
@@ -261,8 +261,6 @@ class BackwardBlock {
   Cursor next_;
   Cursor ahead_; // the step after the next
   uint32_t published_at_ = 0;
-  scalar_t* to_[ThreadWork<tiles>::kOwned] =
-      {}; // where d_preactivations go, or null
   uint8_t resets_after_[ThreadWork<tiles>::kOwned] = {}; // of after_
   // These are of the step until its factors are made, then of the next.
   Saved saved_[ThreadWork<tiles>::kOwned] = {};
