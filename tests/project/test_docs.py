@@ -43,8 +43,7 @@ SHELL_LINES = sorted(
 )
 
 
-# torch.onnx copies what torch has deprecated, and jvp scripts: pyproject.toml ignores it for the
-# tests themselves.
+# Torch has deprecated what it calls itself: the first when torch.onnx copies, the second in jvp.
 IGNORED = [
     f"-Wignore:`{name}` is deprecated:FutureWarning"
     for name in ("isinstance(treespec, LeafSpec)", "torch.jit.script")
